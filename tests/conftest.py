@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import pytest
 import setuptools  # noqa: F401  (before distutils, or torch.compile refuses Python's own copy)
@@ -169,7 +169,7 @@ def run_without_plugin(fork_server: ForkServer) -> Callable[..., subprocess.Comp
 
 @pytest.fixture(scope="session")
 def run_on_two_workers(plugin_server: ForkServer) -> Callable[..., str]:
-    """Run ``fairseq-train`` as two data-parallel workers on the CPU; returns what both printed.
+    """Run a :func:`train_command` as two data-parallel workers on the CPU; returns what they print.
 
     The environment is that of torchrun, and the flags are those of docs/clusters.md.
     """
@@ -184,7 +184,7 @@ def run_on_two_workers(plugin_server: ForkServer) -> Callable[..., str]:
         workers = [
             Command(
                 plugin_server,
-                ("fairseq-train", *argv, *flags, "--num-workers", "0"),
+                (*argv, *flags),
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(2)
@@ -260,6 +260,28 @@ def tiny_lm_data(made_once: Any, run_cli: Any) -> Path:
     return made_once("language_model", (), make)
 
 
+def is_language_model(arch: str) -> bool:
+    return any(part in arch for part in ("_lm", "awd_", "_xl"))
+
+
+def train_command(data: Path, folder: Path, arch: str, criterion: str, *more: Any) -> List[Any]:
+    """The command line of a training of an epoch of four updates; what ``more`` says last holds."""
+    if is_language_model(arch):
+        options = ["--task", "language_modeling", "--tokens-per-sample", "16"]
+    else:
+        options = ["--task", "translation", "--source-lang", "de", "--target-lang", "en"]
+    if arch.startswith("transformer") and "_xl" not in arch:
+        options += TINY_LANGUAGE_MODEL if is_language_model(arch) else TINY_TRANSLATION
+    return [
+        *("fairseq-train", data, "--user-dir", PACKAGE, "--save-dir", folder),
+        *("--arch", arch, "--criterion", criterion, *options),
+        *("--optimizer", "adam", "--lr", "0.005", "--max-tokens", "96", "--seed", "1"),
+        *("--max-epoch", "1", "--max-update", "4", "--num-workers", "0"),
+        *("--data-buffer-size", "0", "--log-format", "simple", "--log-interval", "1"),
+        *more,
+    ]
+
+
 @pytest.fixture(scope="session")
 def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
     """Train a tiny model for a few updates: ``train(arch, criterion, *more) -> save folder``.
@@ -270,26 +292,12 @@ def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
     """
 
     def run(arch: str, criterion: str, *more: Any) -> Path:
-        is_lm = any(part in arch for part in ("_lm", "awd_", "_xl"))
-        data = request.getfixturevalue("tiny_lm_data" if is_lm else "tiny_translation_data")
-        options: Tuple[Any, ...]
-        if is_lm:
-            options = ("--task", "language_modeling", "--tokens-per-sample", "16")
-        else:
-            options = ("--task", "translation", "--source-lang", "de", "--target-lang", "en")
-        if arch.startswith("transformer") and "_xl" not in arch:
-            options += TINY_LANGUAGE_MODEL if is_lm else TINY_TRANSLATION
+        data = request.getfixturevalue(
+            "tiny_lm_data" if is_language_model(arch) else "tiny_translation_data"
+        )
 
         def make(folder: Path) -> None:
-            done = run_cli(
-                *("fairseq-train", data, "--user-dir", PACKAGE, "--save-dir", folder),
-                *("--arch", arch, "--criterion", criterion, *options),
-                *("--optimizer", "adam", "--lr", "0.005", "--max-tokens", "96", "--seed", "1"),
-                *("--max-epoch", "1", "--max-update", "4", "--num-workers", "0"),
-                *("--data-buffer-size", "0", "--log-format", "simple", "--log-interval", "1"),
-                *more,
-                cwd=folder,
-            )
+            done = run_cli(*train_command(data, folder, arch, criterion, *more), cwd=folder)
             (folder / "log.txt").write_text(done.stdout + done.stderr, "utf-8")
 
         return made_once(arch, (criterion, *map(str, more)), make)

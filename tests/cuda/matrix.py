@@ -25,9 +25,9 @@ from tests.plugin.conftest import (
     build_host_model,
     build_model,
     make_sample,
+    segments,
     words,
 )
-from tests.plugin.stateful_models import segments
 
 WORDS = words()
 TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
@@ -39,18 +39,6 @@ PRECISIONS = {
     "amp": torch.float32,
 }
 
-_WITHOUT_DROPOUT = {
-    name: 0.0
-    for name in (
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "input_dropout",
-        "hidden_dropout",
-        "word_dropout",
-        "weight_drop",
-    )
-}
 # Smooth: a ReLU whose input is nearly zero turns with rounding, and a gradient is 4 % off.
 _SMOOTH = {"activation_fn": "gelu"}
 _SMALL: Dict[str, Dict[str, Any]] = {
@@ -95,7 +83,7 @@ def _models() -> Iterator[Tuple[str, Model]]:
                     options.update(mixture_components=3, mixture_context_scale=4.0)
                 elif arch.startswith("transformer_xl"):
                     options.update(adaptive_softmax_cutoff="")
-                options = {**_WITHOUT_DROPOUT, **sizes, **options}
+                options = {**sizes, **options}
 
                 def make(arch: str = arch, options: Dict[str, Any] = options) -> nn.Module:
                     return build_model(TASK, arch, **options)
@@ -106,7 +94,6 @@ def _models() -> Iterator[Tuple[str, Model]]:
                 )
     for table in ("plain", "svd"):
         options = {
-            **_WITHOUT_DROPOUT,
             **_SMALL["transformer_xl_wt103_small"],
             "embedding_type": table,
             "adaptive_softmax_cutoff": "10,20,40",

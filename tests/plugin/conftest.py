@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.plugin.find import find_svd_tables
 
 # fairseq 0.12.2 names a function in its fast path that torch has from 1.13 on.
@@ -20,6 +21,10 @@ SCRIPTS = pytest.mark.skipif(
     reason="this torch cannot script the encoder of this fairseq",
 )
 
+DROPOUTS = (
+    *("dropout", "attention_dropout", "activation_dropout", "input_dropout", "hidden_dropout"),
+    *("word_dropout", "weight_drop", "mixture_dropout"),
+)
 SIZES = {
     "encoder_embed_dim": 16,
     "decoder_embed_dim": 16,
@@ -29,9 +34,9 @@ SIZES = {
     "decoder_layers": 1,
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
-    "dropout": 0.0,
     "decoder_output_dim": 16,
     "decoder_input_dim": 16,
+    **dict.fromkeys(DROPOUTS, 0.0),
 }
 
 
@@ -103,13 +108,31 @@ FAIRSEQ_MODELS = {
         },
     ),
 }
+KINDS = [table.kind for table in TABLES]
+LSTM = {"decoder_hidden_size": 12, "decoder_layers": 1}
+XL = {"decoder_layers": 2, "mem_len": 5}
+OUR_MODELS = {
+    **{kind: ("transformer_sc", {"embedding_type": kind}) for kind in KINDS},
+    "capped": ("transformer_sc", {"embedding_type": "plain", "logit_softcap": 2.0}),
+    "mos": ("transformer_mos", {"mixture_components": 3}),
+    "moc": ("transformer_mos", {"mixture_components": 3, "output_head": "moc"}),
+    "language model": ("transformer_lm_sc", {}),
+    "awd-lstm": ("awd_lstm_wt2", {**LSTM, "embedding_type": "plain"}),
+    "awd-lstm mos": ("awd_lstm_mos_wt2", {**LSTM, "decoder_last_hidden_size": 14}),
+    "awd-lstm moc": ("awd_lstm_wt2", {**LSTM, "output_head": "moc"}),
+    "xl": ("transformer_xl_wt103_small", {**XL, "adaptive_softmax_cutoff": ""}),
+    "xl adaptive": ("transformer_xl_wt103_small", {**XL, "adaptive_softmax_cutoff": "10,20,40"}),
+}
 LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # fairseq's LSTM wants the longest source first
 
 
-def host_model(task, name, **options):
-    """One of :data:`FAIRSEQ_MODELS`."""
-    arch, own = FAIRSEQ_MODELS[name]
-    return build_host_model(task, arch, **own, **options)
+def any_model(task, name, **options):
+    """One of :data:`OUR_MODELS` or :data:`FAIRSEQ_MODELS`."""
+    if name in OUR_MODELS:
+        arch, sizes = OUR_MODELS[name]
+        return build_model(task, arch, **{**sizes, **options})
+    arch, sizes = FAIRSEQ_MODELS[name]
+    return build_host_model(task, arch, **{**sizes, **options})
 
 
 def parameters_in_use(model):
@@ -153,6 +176,21 @@ def make_sample(task, sizes=((5, 4), (3, 7), (6, 2)), seed=0):
             "prev_output_tokens": previous,
         },
         "target": tgt,
+    }
+
+
+def segments(task, bsz=3, length=7, seed=0, pad=0):
+    """A batch of ``bsz`` segments of random words, the last one with ``pad`` padding tokens."""
+    padding = task.target_dictionary.pad()
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(4, 49, (bsz, length + 1), generator=generator)
+    tokens, target = text[:, :-1].clone(), text[:, 1:].clone()
+    if pad:
+        tokens[-1, -pad:] = target[-1, -pad:] = padding
+    return {
+        "net_input": {"src_tokens": tokens, "src_lengths": torch.full((bsz,), length)},
+        "target": target,
+        "ntokens": int(target.ne(padding).sum()),
     }
 
 

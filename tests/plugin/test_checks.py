@@ -197,16 +197,6 @@ def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
     assert same_models(unwatched, watched)
 
 
-@pytest.mark.parametrize("kind", [table.kind for table in TABLES])
-def test_the_checks_before_training_leave_a_model_as_it_is(task, kind):
-    model = build_model(task, embedding_type=kind).train()
-    flags = {"cosreg_weight": 1.0, "spectrum_weight": 0.01, "log_spectrum_interval": 1}
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    build_criterion(task, "mle_cosreg", **flags).check_model(model)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("head", ["mos", "moc"])
 def test_the_accuracy_of_a_mixture_shifts_no_mask(task, head):
     model = build_model(task, output_head=head, dropout=0.2, mixture_dropout=0.2).train()

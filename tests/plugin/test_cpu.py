@@ -2,7 +2,6 @@
 
 import copy
 import ctypes
-import functools
 import os
 import subprocess
 import sys
@@ -27,12 +26,7 @@ from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
 from tests.plugin.trainers import (
-    PRECISIONS,
     build_trainer,
-    resumed_from,
-    same_states,
-    save_in_epoch,
-    take_updates,
 )
 
 FAST = ("--float32-products", "fast")
@@ -150,38 +144,6 @@ def test_freed_memory_is_kept_unless_a_variable_says_otherwise(set_by_user):
     assert kept == (set_by_user is None)
     pages = first / 2  # larger pages of the system need fewer faults
     assert again > pages and (later < pages) == kept
-
-
-WAYS = {
-    "likelihood": {},
-    "factors": {"table": "svd", "name": "spectrum_control", "svd_interval": 2},
-    "weight norm": {"table": "weight-norm"},
-    "spectral norm": {"table": "spectral-norm"},
-    "mixture of softmaxes": {"arch": "transformer_mos"},
-    "cosine regularisation": {"name": "mle_cosreg"},
-    "R-Drop": {"rdrop_weight": 1.0},
-    "averages": {"optimizer": "averaged sgd"},
-    "coupled Adam": {"optimizer": "coupled adam"},
-    "adafactor": {"optimizer": "adafactor"},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_training_in_bfloat16_resumes_bit_for_bit(way, tmp_path):
-    build = functools.partial(build_trainer, *PRECISIONS["bf16"], **WAYS[way])
-    through, half = build(), build()
-    take_updates(through, 4)
-    take_updates(half, 2)
-    resumed = resumed_from(half, build, tmp_path / "c.pt", done=2)
-    take_updates(resumed, 2)
-    for trainer, name in ((through, "through.pt"), (resumed, "resumed.pt")):
-        save_in_epoch(trainer, tmp_path / name, done=4)
-    saved, again = (
-        load_checkpoint(tmp_path / name)["model"] for name in ("through.pt", "resumed.pt")
-    )
-    assert same_states(saved, again)  # the float32 weights, of which the model's are roundings
-    table = saved["decoder.output_projection.weight"] if way == "likelihood" else None
-    assert table is None or not torch.equal(table, table.bfloat16().float())
 
 
 def test_the_flag_offers_what_there_is():

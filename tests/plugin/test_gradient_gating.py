@@ -6,17 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin import likelihood_gating as word_memory
 from spectral_fairseq.plugin.criterion import WordCounts
 from spectral_fairseq.plugin.find import output_matrix
-from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
+    KINDS,
     LONGEST_FIRST,
+    any_model,
     assert_close,
     build_criterion,
-    build_host_model,
     build_model,
     gradients,
     make_sample,
@@ -26,7 +25,6 @@ from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, tak
 from tests.reference import losses as reference
 
 ALPHA = 1.5  # two updates of a tiny batch: words with fewer than three targets are rare
-ROWS = {"transformer": "decoder.output_projection.weight", "lstm": "decoder.fc_out.weight"}
 
 
 def criterion_of(task, alpha=ALPHA, **options):
@@ -65,47 +63,6 @@ def reference_gates(task):
     return gates
 
 
-@pytest.mark.parametrize("arch", ROWS)
-def test_only_the_output_tables_gradient_is_gated(task, arch):
-    model = build_host_model(task, arch, decoder_out_embed_dim=8).double().train()
-    criterion = filled(task, model, criterion_of(task))
-    criterion.check_model(model)
-    sample, seen = sample_of(task, 5), {}
-    plain_loss, _, plain_log = build_criterion(
-        task, "label_smoothed_cross_entropy", label_smoothing=0.1
-    )(model, sample)
-    plain = gradients(model, plain_loss)
-    output_layer = type(model.decoder).output_layer
-
-    def watched(features):
-        scores = output_layer(model.decoder, features)
-        scores.register_hook(lambda gradient: seen.update(gradient=gradient))
-        seen["features"] = features.detach()
-        return scores
-
-    model.decoder.output_layer = watched
-    gradients(
-        model,
-        build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)(model, sample)[
-            0
-        ],
-    )
-    del model.decoder.output_layer
-    loss, _, log = criterion(model, sample)
-    torch.testing.assert_close(loss, plain_loss)
-    torch.testing.assert_close(log["nll_loss"], plain_log["nll_loss"])
-    found = gradients(model, loss)
-    expected = reference.gated_table_gradient(
-        seen["features"].flatten(0, -2),
-        seen["gradient"].flatten(0, -2),
-        sample["target"].flatten(),
-        *reference_gates(task),
-    )
-    torch.testing.assert_close(found.pop(ROWS[arch]), expected, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(plain.pop(ROWS[arch]), expected, atol=1e-4)
-    assert_close(found, plain, rtol=1e-5, atol=1e-6)
-
-
 def gated_naively(model, target, gates):
     """An output layer whose scores are gate s + (1 - gate) s.detach() as functions of W."""
     rare, first, second = gates
@@ -114,31 +71,37 @@ def gated_naively(model, target, gates):
 
     def output_layer(features):
         dense = output_matrix(model, gate.size(1))
+        bias = getattr(getattr(model.decoder, "fc_out", None), "bias", None)
         of_table = torch.nn.functional.linear(features.detach(), dense)
         moving = gate.view(of_table.shape).to(of_table) * (of_table - of_table.detach())
-        return torch.nn.functional.linear(features, dense.detach()) + moving
+        return torch.nn.functional.linear(features, dense.detach(), bias) + moving
 
     return output_layer
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("embedding_type", [table.kind for table in TABLES])
-def test_every_part_of_a_table_receives_the_gated_gradient_of_the_whole(task, embedding_type, tied):
-    model = build_model(task, embedding_type=embedding_type, share_all_embeddings=tied)
-    model = model.double().train()
+@pytest.mark.parametrize("name, sharing", [
+    *((kind, {"share_all_embeddings": tied}) for kind in KINDS for tied in (True, False)),
+    *((f"{arch} separate", {}) for arch in ("transformer", "lstm")),
+])  # fmt: skip
+def test_only_the_output_tables_gradient_is_gated_in_every_part_of_it(task, name, sharing):
+    model = any_model(task, name, **sharing).double().train()
     with torch.no_grad():  # V is no identity, U is not orthonormal, and no sigma equals another
         for parameter in model.parameters():
             parameter += 0.1 * parameter.std() * torch.randn_like(parameter)
     sample, naive = sample_of(task, 5), copy.deepcopy(model)
     criterion = filled(task, copy.deepcopy(model), criterion_of(task))
-    loss, *_ = criterion(model, sample)
+    criterion.check_model(model)
+    loss, _, log = criterion(model, sample)
     found = gradients(model, loss)
     naive.decoder.output_layer = gated_naively(naive, sample["target"], reference_gates(task))
     plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
-    naive_loss, *_ = plain(naive, sample)
+    naive_loss, _, naive_log = plain(naive, sample)
     expected = gradients(naive, naive_loss)
     torch.testing.assert_close(loss, naive_loss)
+    torch.testing.assert_close(log["nll_loss"], naive_log["nll_loss"])
     assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    ungated = gradients(model, plain(model, sample)[0])
+    assert not all(torch.allclose(found[key], ungated[key], atol=1e-4) for key in found)
 
 
 @pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
@@ -253,20 +216,6 @@ def test_a_training_resumes_with_its_counts(done, tmp_path):
     first, second = (one.get_criterion().word_memory for one in (through, resumed))
     assert len(first) == len(second) == done + 1 and first.total.equal(second.total)
     assert same_models(through, resumed)
-
-
-def test_counts_are_not_saved_without_gating(tmp_path):
-    trainer = build_trainer(gradient_gating=ALPHA)
-    take_updates(trainer, 2)
-    save_in_epoch(trainer, tmp_path / "saved.pt", 2)
-    without = build_trainer()
-    without.load_checkpoint(str(tmp_path / "saved.pt"))
-    save_in_epoch(without, tmp_path / "later.pt", 2)
-    saved = [
-        torch.load(tmp_path / name, **LOAD_ANYTHING)["extra_state"]
-        for name in ("saved.pt", "later.pt")
-    ]
-    assert ["gradient_gating" in state for state in saved] == [True, False]
 
 
 def test_validation_neither_counts_nor_gates(task):

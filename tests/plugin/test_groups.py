@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import optim
-from fairseq.optim.fp16_optimizer import FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 from torch import nn
 
-from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import undecayed_parameters
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import CheckpointError, UnsupportedError
 from spectral_fairseq.plugin.groups import TableOptions, split_groups
 from tests.plugin.conftest import parameters_in_use
 from tests.plugin.trainers import (
@@ -38,16 +36,9 @@ def _model():
     return nn.ModuleList([nn.Linear(3, 2), SVDEmbedding(11, 4, 1), nn.Linear(2, 2)])
 
 
-def _config(name, **common):
-    options = {"_name": name, "lr": [RATE], "weight_decay": DECAY, **OPTIMIZERS[name]}
-    common = {"fp16": True, "fp16_scale_window": 10, "fp16_init_scale": 4.0, **common}
-    common = {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, **common}
-    common = {"min_loss_scale": 1e-4, **common}
-    return OmegaConf.create({"optimizer": options, "common": common})
-
-
-def _optimizer(model, name="adam"):
-    return optim.build_optimizer(_config(name).optimizer, list(model.parameters()))
+def _optimizer(model, name="adam", decay=DECAY):
+    options = {"_name": name, "lr": [RATE], "weight_decay": decay, **OPTIMIZERS[name]}
+    return optim.build_optimizer(OmegaConf.create(options), list(model.parameters()))
 
 
 def _step(optimizer, model, steps=1, grad=0.0):
@@ -76,23 +67,6 @@ def test_a_model_without_factors_keeps_one_group():
     assert len(optimizer.param_groups) == 1
 
 
-def test_the_state_is_restored():
-    first, second = _model(), _model()
-    one, two = _optimizer(first), _optimizer(second)
-    split_groups(one, first)
-    split_groups(two, second)
-    _step(one, first, 3, grad=0.1)
-    second.load_state_dict(first.state_dict())
-    overrides = {"weight_decay": 0.5}
-    two.load_state_dict(copy.deepcopy(one.state_dict()), overrides)
-    assert [group["weight_decay"] for group in two.param_groups] == [0.5, 0.0]
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    for optimizer, model in ((one, first), (two, second)):
-        _step(optimizer, model, 2, grad=-0.2)
-    for name, value in first.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name]), name
-
-
 def test_an_older_state_keeps_its_decay(caplog):
     first, second = _model(), _model()
     one, two = _optimizer(first), _optimizer(second)  # one group, as older versions have
@@ -107,35 +81,6 @@ def test_an_older_state_keeps_its_decay(caplog):
         assert torch.equal(value, second.state_dict()[name]), name
 
 
-def _half(cls, config, **more):
-    model = _model().half()
-    return model, cls.build_optimizer(config, list(model.parameters()), **more)
-
-
-def test_half_precision_with_a_copy_of_each_parameter():
-    config = _config("adam", fp16_no_flatten_grads=True)
-    model, optimizer = _half(FP16Optimizer, config)
-    split_groups(optimizer, model)
-    kept, moved = optimizer.optimizer.param_groups
-    assert (kept["weight_decay"], moved["weight_decay"]) == (DECAY, 0.0)
-    assert [tuple(one.shape) for one in moved["params"]] == [(11, 4), (4, 4)]
-    assert all(one.dtype == torch.float32 for one in moved["params"])
-
-
-def test_memory_efficient_half_precision_and_an_older_state():
-    config = _config("adam")
-    older, one = _half(MemoryEfficientFP16Optimizer, config)
-    model, two = _half(MemoryEfficientFP16Optimizer, config)
-    split_groups(two, model)
-    _step(one, older, 2, grad=0.1)
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert len(two.optimizer.param_groups) == 2
-    for mine, theirs in zip(model.parameters(), older.parameters()):
-        expected, found = one.optimizer.state[theirs], two.optimizer.state[mine]
-        assert found["exp_avg"].dtype == torch.float32
-        assert torch.equal(found["exp_avg"], expected["exp_avg"])
-
-
 def test_a_state_without_groups_is_refused():
     model = _model()
     optimizer = _optimizer(model)
@@ -146,35 +91,42 @@ def test_a_state_without_groups_is_refused():
         optimizer.load_state_dict(state)
 
 
-def test_flattened_parameters_are_warned_of(caplog):
-    model = _model()
+def flattened(model):
+    """One tensor for all, and the optimiser that steps it."""
     flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
     inner = torch.optim.SGD([flat], lr=RATE, weight_decay=DECAY)
-    optimizer = SimpleNamespace(
-        optimizer=inner, fp32_params={None: flat}, fp16_params=list(model.parameters())
-    )
-    split_groups(optimizer, model)
-    assert len(inner.param_groups) == 1 and "--fp16-no-flatten-grads" in caplog.text
+    halves = list(model.parameters())
+    return SimpleNamespace(optimizer=inner, fp32_params={None: flat}, fp16_params=halves), inner
 
 
-def test_groups_of_a_composite_optimiser_are_warned_of(caplog):
-    model = _model()
-    parts = {"default": SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), RATE))}
-    optimizer = SimpleNamespace(optimizer=SimpleNamespace(optimizers=parts))
-    split_groups(optimizer, model)
-    assert not caplog.text
-    parts["default"].optimizer.param_groups[0]["weight_decay"] = DECAY
-    split_groups(optimizer, model)
-    assert "groups of its own" in caplog.text
+def composite(model):
+    part = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), RATE, weight_decay=DECAY))
+    parts = SimpleNamespace(optimizers={"default": part})
+    return SimpleNamespace(optimizer=parts), part.optimizer
 
 
-def test_a_sharded_optimiser_is_left_alone_and_warned_of(caplog):
+def sharded(model):
     """fairscale's OSS would divide the parameters among the workers anew."""
-    model = _model()
     inner = torch.optim.SGD(model.parameters(), RATE, weight_decay=DECAY)
     inner.optim = torch.optim.SGD(model.parameters(), RATE, weight_decay=DECAY)
-    split_groups(SimpleNamespace(optimizer=inner), model)
-    assert len(inner.param_groups) == 1 and "--zero-sharding" in caplog.text
+    return SimpleNamespace(optimizer=inner), inner
+
+
+@pytest.mark.parametrize("wrap", [flattened, composite, sharded])
+def test_an_optimiser_that_steps_no_parameter_by_itself(wrap, caplog):
+    """It is left alone, and warned of where there is a decay; a group of the table is refused."""
+    model = _model()
+    optimizer, inner = wrap(model)
+    table = TableOptions(2.0, None, tuple(model[1].parameters()))
+    with pytest.raises(UnsupportedError, match="--fp16-no-flatten-grads"):
+        split_groups(optimizer, model, table)
+    inner.param_groups[0]["weight_decay"] = 0.0
+    split_groups(optimizer, model)
+    assert not caplog.text
+    inner.param_groups[0]["weight_decay"] = DECAY
+    split_groups(optimizer, model)
+    assert len(inner.param_groups) == 1 and "groups of its own" in caplog.text
+    assert "--fp16-no-flatten-grads" in caplog.text and "--zero-sharding" in caplog.text
 
 
 def test_a_schedule_by_plateaus_has_a_lowest_rate_for_each_group():
@@ -187,10 +139,8 @@ def test_a_schedule_by_plateaus_has_a_lowest_rate_for_each_group():
 
 
 def test_a_decay_that_begins_on_resumption_acts_once():
-    config = _config("adam").optimizer
-    config.weight_decay = 0.0
     model = _model()
-    optimizer = optim.build_optimizer(config, list(model.parameters()))
+    optimizer = _optimizer(model, decay=0.0)
     split_groups(optimizer, model)
     _step(optimizer, model, 2, grad=0.1)
     state = copy.deepcopy(optimizer.state_dict())
@@ -288,40 +238,3 @@ def test_states_are_restored_with_and_without_a_group_of_the_table(
         take_updates(first, 2)
         take_updates(second, 2)
         assert same_models(first, second)
-
-
-def test_a_table_that_has_no_group_is_refused():
-    model = _model()
-    flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
-    optimizer = SimpleNamespace(
-        optimizer=torch.optim.SGD([flat], lr=RATE),
-        fp32_params={None: flat},
-        fp16_params=list(model.parameters()),
-    )
-    with pytest.raises(UnsupportedError, match="--fp16-no-flatten-grads"):
-        split_groups(optimizer, model, TableOptions(2.0, None, tuple(model[1].parameters())))
-    with pytest.raises(ConfigurationError, match="--table-lr-scale"):
-        build_trainer(table_lr_scale=-1.0)
-
-
-FLAGS = ("--share-decoder-input-output-embed", "--weight-decay", "0.1")
-
-
-def test_training_has_two_groups_and_resumes_an_older_checkpoint(train, tmp_path):
-    path = train("transformer_lm_sc", "cross_entropy", *FLAGS) / "checkpoint_last.pt"
-    checkpoint = load_checkpoint(path)
-    state = checkpoint["last_optimizer_state"]
-    kept, moved = state["param_groups"]
-    assert (kept["weight_decay"], moved["weight_decay"]) == (0.1, 0.0)
-    more = ("--max-epoch", "2", "--max-update", "6", "--restore-file")
-    train("transformer_lm_sc", "cross_entropy", *FLAGS, *more, path)
-    # In one group the table comes first, as U, sigma, V.
-    order = [moved["params"][0], kept["params"][0], moved["params"][1], *kept["params"][1:]]
-    checkpoint["last_optimizer_state"] = {
-        "state": {index: state["state"][number] for index, number in enumerate(order)},
-        "param_groups": [{**kept, "params": list(range(len(order)))}],
-    }
-    torch.save(checkpoint, tmp_path / "older.pt")
-    more = (*FLAGS, *more, tmp_path / "older.pt")
-    log = (train("transformer_lm_sc", "cross_entropy", *more) / "log.txt").read_text("utf-8")
-    assert "of an older version" in log

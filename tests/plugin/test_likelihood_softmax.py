@@ -1,4 +1,4 @@
-"""``--z-loss`` and ``--logit-softcap`` in fairseq's models and this package's criterions."""
+"""``--adversarial-epsilon``, ``--z-loss`` and ``--logit-softcap`` in models of both packages."""
 
 import json
 import re
@@ -8,15 +8,17 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.main import main
-from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.plugin.find import head_of, output_matrix
 from tests.conftest import PACKAGE
 from tests.plugin.conftest import (
+    KINDS,
     LONGEST_FIRST,
+    any_model,
     assert_close,
     build_criterion,
     build_model,
     gradients,
-    host_model,
     make_sample,
 )
 from tests.reference import losses as reference
@@ -24,13 +26,72 @@ from tests.reference import losses as reference
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 
 
-def models(task):
-    return {
-        "svd": build_model(task),
-        "capped": build_model(task, embedding_type="plain", logit_softcap=2.0),
-        "of fairseq": host_model(task, "transformer shared"),
-        "lstm of fairseq": host_model(task, "lstm separate"),
-    }
+ADVERSARIAL = [
+    *((head, kind, "auto") for head in ("mos", "moc") for kind in KINDS),
+    *((name, None, form) for form in ("dense", "blockwise")
+      for name in (*KINDS, "transformer shared", "transformer separate", "lstm shared",
+                   "lstm separate")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("smoothing, prefix", [(0.0, 0), (0.1, 1)])
+@pytest.mark.parametrize("name, kind, form", ADVERSARIAL)
+def test_the_adversarial_softmax_lowers_the_targets_logit(
+    task, name, kind, form, smoothing, prefix
+):
+    """In each expert of a mixture; the logs are those of the plain criterion."""
+    table = {} if kind is None else {"embedding_type": kind}
+    model, sample = (
+        any_model(task, name, **table).double().train(),
+        make_sample(task, LONGEST_FIRST),
+    )
+    options = {"label_smoothing": smoothing, "ignore_prefix_size": prefix}
+    options["report_accuracy"] = form != "blockwise"  # for which it makes the scores
+    ours = build_criterion(task, adversarial_epsilon=0.1, loss_form=form, **options, **OFF)
+    loss, _, log = ours(model, sample)
+    _, _, plain_log = build_criterion(task, "label_smoothed_cross_entropy", **options)(
+        model, sample
+    )
+    for key in plain_log:
+        found, expected = (torch.as_tensor(each[key]).double() for each in (log, plain_log))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    targets, pad = sample["target"][:, prefix:].flatten(), task.target_dictionary.pad()
+    features = model.extract_features(**sample["net_input"])[0][:, prefix:].flatten(0, 1)
+    contexts, log_prior = features.unsqueeze(1), features.new_zeros(len(features), 1)
+    weight, head = output_matrix(model, len(task.target_dictionary)), head_of(model)
+    bias = getattr(getattr(model.decoder, "fc_out", head), "bias", None)
+    if kind is not None:
+        contexts, log_prior = head.contexts(features), head.log_prior(features)
+    if name == "moc":
+        mixed = (log_prior.exp().unsqueeze(-1) * contexts).sum(1, keepdim=True)
+        contexts, log_prior = mixed, torch.zeros_like(log_prior[:, :1])
+    rows = torch.where(targets == pad, 2, targets)  # the naive form knows no padding
+    lowered = reference.adversarial_log_mixture(contexts, log_prior, rows, weight, 0.1, bias)
+    expected, _ = reference.smoothed_nll(lowered, targets, smoothing, pad)
+    wanted, found = gradients(model, expected), gradients(model, loss)
+    exact = 1e-6 if form == "dense" else 1e-9  # fairseq's own log-softmax is in float32
+    torch.testing.assert_close(loss.double(), expected, rtol=exact, atol=0)
+    assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_adversarial_softmax_logs_the_plain_loss_of_a_certain_target(task):
+    """Even where the perturbed NLL is exactly 0, as only padding's was thought to be."""
+    model, sample = build_model(task).train(), make_sample(task)
+    hidden = torch.nn.functional.one_hot(sample["target"], len(task.target_dictionary)).float()
+    model.decoder.output_projection.forward = lambda _: 300.0 * hidden
+    options = {"label_smoothing": 0.1}
+    ours = build_criterion(task, **OFF, adversarial_epsilon=0.1, loss_form="dense", **options)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
+    log, plain_log = ours(model, sample)[2], plain(model, sample)[2]
+    assert float(log["nll_loss"]) == 0
+    torch.testing.assert_close(log["loss"], plain_log["loss"], rtol=1e-6, atol=1e-4)
+
+
+def test_losses_of_single_tokens_of_an_adversarial_mixture_are_refused(task):
+    criterion = build_criterion(task, adversarial_epsilon=0.1, **OFF)
+    with pytest.raises(UnsupportedError, match="--output-head softmax"):
+        criterion(any_model(task, "mos").train(), make_sample(task), reduce=False)
 
 
 @pytest.mark.parametrize("form", ["auto", "dense"])
@@ -38,11 +99,8 @@ def models(task):
 def test_it_is_added_to_the_loss_and_not_to_what_is_logged(task, form, smoothing, prefix):
     options = {**OFF, "label_smoothing": smoothing, "ignore_prefix_size": prefix}
     pad = task.target_dictionary.pad()
-    for model in models(task).values():
-        for module in model.modules():
-            module.dropout = 0.0 if isinstance(getattr(module, "dropout", None), float) else None
-        sample = make_sample(task, sizes=LONGEST_FIRST)
-        model.train()
+    for name in ("svd", "capped", "transformer shared", "lstm separate"):
+        model, sample = any_model(task, name).train(), make_sample(task, sizes=LONGEST_FIRST)
         plain = build_criterion(task, loss_form=form, **options)(model, sample)
         found = build_criterion(task, loss_form=form, z_loss=0.3, **options)(model, sample)
         first = gradients(model, found[0])
@@ -63,7 +121,7 @@ def test_it_is_added_to_the_loss_and_not_to_what_is_logged(task, form, smoothing
 
 
 def test_accuracy_and_single_tokens_are_those_of_the_scores(task):
-    sample, model = make_sample(task), build_model(task, embedding_type="plain", logit_softcap=2.0)
+    sample, model = make_sample(task), any_model(task, "capped")
     criterion = build_criterion(task, z_loss=0.3, report_accuracy=True, **OFF)
     loss, _, log = criterion(model.train(), sample)
     assert log["total"] == sample["ntokens"] and loss > log["loss"]
@@ -72,7 +130,7 @@ def test_accuracy_and_single_tokens_are_those_of_the_scores(task):
 
 
 @pytest.mark.parametrize("head", ["softmax", "moc"])
-@pytest.mark.parametrize("embedding_type", [kind.kind for kind in TABLES])
+@pytest.mark.parametrize("embedding_type", KINDS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_capped_scores_is_the_plain_criterions(task, head, embedding_type, smoothing):
     options = {"embedding_type": embedding_type, "output_head": head, "mixture_components": 3}

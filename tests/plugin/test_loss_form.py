@@ -10,9 +10,11 @@ from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood import SMALL_IN_HALF, Blockwise
 from tests.plugin.conftest import (
     LONGEST_FIRST,
+    any_model,
+    assert_close,
     build_criterion,
     build_model,
-    host_model,
+    gradients,
     make_sample,
 )
 
@@ -28,43 +30,37 @@ def scores_are_not_made(monkeypatch):
     )
 
 
-def models(task):
-    return [
-        build_model(task),
-        build_model(task, "transformer_mos", mixture_components=3),
-        *(host_model(task, f"transformer {one}") for one in ("shared", "separate")),
-        host_model(task, "lstm separate"),
-    ]
+MODELS = ("svd", "mos", "transformer shared", "transformer separate", "lstm separate")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("training", [True, False])
-def test_auto_gives_the_dense_loss(task, smoothing, training):
+@pytest.mark.parametrize("name", MODELS)
+def test_every_form_gives_the_dense_loss(task, name, smoothing, training):
     options = {**OFF, "label_smoothing": smoothing, "ignore_prefix_size": 1}
-    for model in models(task):
-        model.train(training)
-        for module in model.modules():
-            module.dropout = 0.0 if isinstance(getattr(module, "dropout", None), float) else None
-        sample = make_sample(task, sizes=LONGEST_FIRST)
-        results = [
-            build_criterion(task, loss_form=form, **options)(model, sample)
-            for form in ("auto", "dense")
-        ]
-        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-6, atol=0)
-        for key, value in results[1][2].items():
-            assert float(results[0][2][key]) == pytest.approx(float(value), rel=1e-6)
+    model = any_model(task, name).double().train(training)
+    sample = make_sample(task, sizes=LONGEST_FIRST)
+    (dense, _, log), *others = (
+        build_criterion(task, loss_form=form, **options)(model, sample)
+        for form in ("dense", "auto", "blockwise")
+    )
+    expected = gradients(model, dense)
+    for loss, _, other in others:
+        torch.testing.assert_close(loss, dense, rtol=1e-6, atol=0, check_dtype=False)
+        for key, value in log.items():
+            assert float(other[key]) == pytest.approx(float(value), rel=1e-6)
+        assert_close(gradients(model, loss), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_auto_takes_blocks_on_a_cpu(task, training, scores_are_not_made):
-    for model in models(task):
-        criterion = build_criterion(task, **OFF)
+    sample = make_sample(task, sizes=LONGEST_FIRST)
+    for name in MODELS:
+        model, criterion = any_model(task, name).train(training), build_criterion(task, **OFF)
         assert criterion.objective_of(model).form.blockwise
-        criterion(model.train(training), make_sample(task, sizes=LONGEST_FIRST))
+        criterion(model, sample)
         with pytest.raises(pytest.fail.Exception):
-            build_criterion(task, loss_form="dense", **OFF)(
-                model, make_sample(task, sizes=LONGEST_FIRST)
-            )
+            build_criterion(task, loss_form="dense", **OFF)(model, sample)
 
 
 class Scaled(TransformerDecoder):
@@ -83,7 +79,7 @@ class Layer(torch.nn.Linear):
 
 
 def obscured(task, change):
-    model = host_model(task, "transformer shared")
+    model = any_model(task, "transformer shared")
     change(model.decoder)
     return model
 
@@ -114,13 +110,13 @@ def test_what_might_be_another_loss_stays_dense(task, change, why):
     ("fconv", {}, "calls no output_layer"),
 ])  # fmt: skip
 def test_what_needs_the_scores_stays_dense(task, name, options, why):
-    model = host_model(task, name)
+    model = any_model(task, name)
     form = build_criterion(task, **OFF, **options).objective_of(model).form
     assert not form.blockwise and why in str(form)
 
 
 def test_blocks_are_refused_where_a_model_is_bound_even_if_it_is_only_evaluated(task):
-    model = host_model(task, "fconv").eval()
+    model = any_model(task, "fconv").eval()
     with pytest.raises(UnsupportedError, match="FConvDecoder"):
         build_criterion(task, **OFF, loss_form="blockwise").objective_of(model)
 
@@ -148,18 +144,6 @@ def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):
     for limit in (tokens, tokens - 1):
         Blockwise(criterion, criterion.objective_of(model).parts, limit)(model, sample, True)
     assert len(made) == 1
-
-
-def test_the_dense_form_of_a_mixture(task):
-    model = build_model(task, "transformer_mos", mixture_components=3).train()
-    dense = build_criterion(task, **OFF, loss_form="dense")
-    dense.check_model(model)
-    plain = build_criterion(task, "label_smoothed_cross_entropy")
-    sample = make_sample(task)
-    assert torch.equal(dense(model, sample)[0], plain(model, sample)[0])
-    lowered = build_criterion(task, **OFF, loss_form="dense", adversarial_epsilon=0.1)
-    with pytest.raises(UnsupportedError, match="found --loss-form dense"):
-        lowered.check_model(model)
 
 
 def test_r_drop_takes_the_form_that_is_asked_for(task, scores_are_not_made, monkeypatch):

@@ -4,13 +4,10 @@ import logging
 
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
 from spectral_fairseq.embeddings import TABLES
-from spectral_fairseq.errors import DataError, UnsupportedError
 from tests.plugin.conftest import (
     LONGEST_FIRST,
-    SCRIPTS,
     assert_close,
     build_criterion,
     build_host_model,
@@ -20,7 +17,6 @@ from tests.plugin.conftest import (
     parameters_in_use,
 )
 from tests.plugin.trainers import build_trainer
-from tests.reference import losses as reference
 
 KINDS = {kind.kind: kind for kind in TABLES}
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
@@ -28,19 +24,6 @@ NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 
 def mos(task, arch="transformer_mos", **options):
     return build_model(task, arch, **{"mixture_components": 3, **options})
-
-
-def test_presets_are_registered():
-    for suffix in (
-        "",
-        "_iwslt_de_en",
-        "_wmt_en_de",
-        "_vaswani_wmt_en_de_big",
-        "_wmt_en_de_big_t2t",
-    ):
-        assert ARCH_MODEL_NAME_REGISTRY[f"transformer_mos{suffix}"] == "transformer_mos"
-    assert ARCH_MODEL_NAME_REGISTRY["transformer_lm_mos"] == "transformer_lm_mos"
-    assert ARCH_MODEL_NAME_REGISTRY["lstm_mos"] == "lstm_mos"
 
 
 @pytest.mark.parametrize("head", ["mos", "moc"])
@@ -85,43 +68,6 @@ def test_blockwise_training_loss_equals_the_plain_criterions(
     assert_close(*(gradients(model, r[0]) for r in results), rtol=1e-6, atol=1e-6)
 
 
-def test_neither_training_nor_evaluation_makes_the_scores(task, monkeypatch):
-    model = mos(task).train()
-    monkeypatch.setattr(
-        type(model.decoder.output_projection), "forward", lambda *_: pytest.fail("scores made")
-    )
-    for training in (True, False):
-        build_criterion(task, **NOTHING)(model.train(training), make_sample(task))
-        with pytest.raises(pytest.fail.Exception):
-            build_criterion(task, loss_form="dense", **NOTHING)(model, make_sample(task))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
-    models = [
-        build_model(task),
-        build_host_model(task, "transformer", share_all_embeddings=True),
-        build_host_model(task, "transformer"),
-        build_host_model(task, "lstm", decoder_out_embed_dim=8),  # its output layer has a bias
-    ]
-    assert models[-1].decoder.fc_out.bias.abs().max() > 0
-    for model in models:
-        model.double().train()
-        options = {"label_smoothing": label_smoothing, **NOTHING}
-        dense = build_criterion(task, loss_form="dense", **options)
-        blockwise = build_criterion(task, loss_form="blockwise", **options)
-        sample = make_sample(task, sizes=LONGEST_FIRST)
-        found, expected = (gradients(model, c(model, sample)[0]) for c in (blockwise, dense))
-        assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_accuracy_is_reported_from_the_full_scores(task):
-    criterion = build_criterion(task, report_accuracy=True, **NOTHING)
-    _, _, log = criterion(mos(task).train(), make_sample(task))
-    assert log["total"] == 13
-
-
 @pytest.mark.parametrize("arch, plain, sharing", [
     ("transformer_mos", "transformer", True),
     ("transformer_mos", "transformer", False),
@@ -163,37 +109,6 @@ def test_a_mixture_starts_from_the_table_of_one_softmax(
     damaged = {k: v for k, v in model.state_dict().items() if not k.endswith("latent.bias")}
     with pytest.raises(RuntimeError, match="latent.bias"):
         model.load_state_dict(damaged, strict=True)
-
-
-def test_one_component_mixtures_agree(task):
-    sample = make_sample(task)
-    first, second = (
-        mos(task, mixture_components=1, output_head=head).eval() for head in ("mos", "moc")
-    )
-    second.load_state_dict(first.state_dict())
-    torch.testing.assert_close(
-        first(**sample["net_input"])[0], second(**sample["net_input"])[0], rtol=1e-5, atol=1e-5
-    )
-
-
-@pytest.mark.slow
-@SCRIPTS
-def test_torchscript_compiles_and_agrees(task):
-    model = mos(task).eval()
-    inputs = make_sample(task)["net_input"]
-    scripted = torch.jit.script(model)
-    actual = scripted(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"])[0]
-    torch.testing.assert_close(actual, model(**inputs)[0], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("embedding_type", KINDS)
-def test_own_checkpoint_restores_bit_for_bit(task, embedding_type):
-    model = mos(task, embedding_type=embedding_type).eval()
-    model.load_state_dict(model.state_dict())  # which changes fairseq 0.12.2's rounding
-    other = mos(task, embedding_type=embedding_type, seed=2).eval()
-    other.load_state_dict(model.state_dict(), strict=True)
-    inputs = make_sample(task)["net_input"]
-    assert torch.equal(model(**inputs)[0], other(**inputs)[0])
 
 
 def build_lstm(task, embedding_type, **options):
@@ -266,89 +181,6 @@ def test_contexts_are_scaled(task, arch):
     features = torch.randn(2, plain.latent.in_features)
     found = scaled.decoder.output_projection.contexts(features)
     torch.testing.assert_close(found, 4 * plain.contexts(features))
-
-
-def test_language_model(task):
-    model = mos(task, "transformer_lm_mos", share_decoder_input_output_embed=True).eval()
-    tokens = make_sample(task)["target"]
-    scores, _ = model(tokens)
-    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(tokens.shape))
-
-
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("head", ["mos", "moc"])
-@pytest.mark.parametrize("embedding_type", KINDS)
-def test_adversarial_mixture_lowers_the_targets_logit_in_each_expert(
-    task, head, embedding_type, label_smoothing
-):
-    model = mos(task, output_head=head, embedding_type=embedding_type).double().train()
-    sample, pad = make_sample(task), task.target_dictionary.pad()
-    options = {"label_smoothing": label_smoothing, "report_accuracy": True}
-    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
-    ours = build_criterion(task, adversarial_epsilon=0.1, **NOTHING, **options)
-    loss, _, log = ours(model, sample)
-    _, _, plain_log = plain(model, sample)
-    for key in ("loss", "nll_loss", "n_correct", "total"):
-        found, expected = (torch.as_tensor(each[key]).double() for each in (log, plain_log))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-
-    output = model.decoder.output_projection
-    features = model(**sample["net_input"], features_only=True)[0].flatten(0, 1)
-    contexts, log_prior = output.contexts(features), output.log_prior(features)
-    if head == "moc":
-        mixed = (log_prior.exp().unsqueeze(-1) * contexts).sum(1, keepdim=True)
-        contexts, log_prior = mixed, torch.zeros_like(log_prior[:, :1])
-    targets = sample["target"].flatten()
-    rows = torch.where(targets == pad, 2, targets)  # the naive form knows no padding
-    lowered = reference.adversarial_log_mixture(
-        contexts, log_prior, rows, output.table.weight, 0.1, output.bias
-    )
-    expected, _ = reference.smoothed_nll(lowered, targets, label_smoothing, pad)
-    found, wanted = gradients(model, loss), gradients(model, expected)
-    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-9, atol=0)
-    assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-
-
-def test_losses_of_single_tokens_of_an_adversarial_mixture_are_refused(task):
-    criterion = build_criterion(task, adversarial_epsilon=0.1, **NOTHING)
-    with pytest.raises(UnsupportedError, match="--output-head softmax"):
-        criterion(mos(task).train(), make_sample(task), reduce=False)
-
-
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("ours", [True, False])
-def test_blockwise_adversarial_softmax_equals_that_of_the_full_scores(task, ours, label_smoothing):
-    model = build_model(task) if ours else build_host_model(task, "transformer")
-    model.double().train()
-    options = {"adversarial_epsilon": 0.1, "label_smoothing": label_smoothing, **NOTHING}
-    options["ignore_prefix_size"] = 1
-    dense = build_criterion(task, **options)
-    blockwise = build_criterion(task, loss_form="blockwise", **options)
-    (loss, _, log), (other, _, other_log) = (
-        c(model, make_sample(task)) for c in (dense, blockwise)
-    )
-    for key in ("loss", "nll_loss"):
-        torch.testing.assert_close(other_log[key], log[key], rtol=1e-6, atol=0, check_dtype=False)
-    expected = gradients(model, loss)
-    assert_close(gradients(model, other), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_weight_norm_table_starts_from_the_dictionarys_counts(task):
-    model = build_model(task, embedding_type="weight-norm")
-    table = model.decoder.embed_tokens
-    frequent, rare = (task.target_dictionary.index(w) for w in ("w0", "w44"))
-    assert table.g[frequent] > table.g[rare] > 0
-    task.target_dictionary.count = [1] * len(task.target_dictionary.count)
-    with pytest.raises(DataError, match="fairseq-preprocess"):
-        build_model(task, embedding_type="weight-norm")
-
-
-def test_weight_norm_table_restores_a_plain_checkpoint(task):
-    plain = build_host_model(task, "transformer", share_all_embeddings=True).eval()
-    model = build_model(task, embedding_type="weight-norm").eval()
-    model.load_state_dict(plain.state_dict(), strict=True)
-    inputs = make_sample(task)["net_input"]
-    torch.testing.assert_close(model(**inputs)[0], plain(**inputs)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_trainer_tells_tables_the_epoch():

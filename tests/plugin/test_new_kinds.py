@@ -1,9 +1,14 @@
-"""A kind of table and a kind of head from elsewhere, used with fairseq: run as a module.
+"""A new kind of table or head needs a file of its own and a line in the list of its package.
 
-Each is declared as in a file of its own and added to the list of its package before the plugin is
-imported. The assertions follow it to the flags, the model, and the readers of checkpoints.
+Each is declared here as in a file of its own, and added to the list before the plugin is imported,
+for which the test runs this file as a program. The assertions follow both to the flags, the model,
+and the readers of checkpoints.
 """
 
+import subprocess
+import sys
+
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -97,6 +102,12 @@ def main():
         assert "--embedding-type scaled" in str(error)
     else:
         raise AssertionError("an SVD table took the checkpoint")
+
+
+@pytest.mark.slow
+def test_everything_follows_from_the_declaration():
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 if __name__ == "__main__":

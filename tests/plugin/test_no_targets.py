@@ -5,24 +5,9 @@ import torch
 from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from tests.plugin.conftest import build_criterion, build_model, make_sample
+from tests.plugin.conftest import OUR_MODELS, any_model, build_criterion, make_sample
 from tests.plugin.trainers import build_trainer
 
-MODELS = {
-    "plain": ("transformer_sc", {"embedding_type": "plain"}),
-    "svd": ("transformer_lm_sc", {}),
-    "capped": ("transformer_sc", {"logit_softcap": 5.0}),
-    "mos": ("transformer_mos", {}),
-    "moc": ("transformer_sc", {"output_head": "moc"}),
-    "awd-lstm": ("awd_lstm_wt2", {"embedding_type": "plain"}),
-    "awd-lstm mos": ("awd_lstm_mos_wt2", {}),
-    "awd-lstm moc": ("awd_lstm_wt2", {"output_head": "moc"}),
-    "xl": ("transformer_xl_wt103_small", {"adaptive_softmax_cutoff": "", "decoder_layers": 1}),
-    "xl adaptive": (
-        "transformer_xl_wt103_small",
-        {"adaptive_softmax_cutoff": "20,30", "decoder_layers": 1},
-    ),
-}
 METHODS = (
     {},
     {"adversarial_epsilon": 0.1},
@@ -52,10 +37,9 @@ def without_targets(task, is_lm, size):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: next(iter(method), "nothing"))
 @pytest.mark.parametrize("prefix", [0, 9])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OUR_MODELS)
 def test_a_batch_without_targets(task, name, prefix, method):
-    arch, model_options = MODELS[name]
-    model = build_model(task, arch, dropout=0.1, **model_options)
+    model = any_model(task, name, dropout=0.1)
     smoothing = 0.0 if name == "xl adaptive" else 0.1
     flags = {"label_smoothing": smoothing, "ignore_prefix_size": prefix, **method}
     try:

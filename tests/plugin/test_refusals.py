@@ -11,7 +11,6 @@ import torch
 from omegaconf import OmegaConf
 
 from spectral_fairseq import refusals
-from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.checks import WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import controls_of
@@ -24,23 +23,24 @@ from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
 from spectral_fairseq.plugin.penalties import PENALTIES
 from spectral_fairseq.plugin.registry import warn_of_idle_options
 from tests.plugin.conftest import (
+    KINDS,
+    OUR_MODELS,
+    any_model,
     build_criterion,
     build_host_model,
     build_model,
-    host_model,
     make_sample,
+    segments,
     words,
 )
-from tests.plugin.stateful_models import segments
 from tests.plugin.trainers import NT_ASGD, OPTIMIZERS, Task, build_trainer, parsed
 
 SHARED = {"share_all_embeddings": True}
 OFF = {"name": "regularized_cross_entropy"}
+XL, XL_SIZES = OUR_MODELS["xl adaptive"]
 STOCK = {"name": "label_smoothed_cross_entropy"}
-KINDS = [table.kind for table in TABLES]
 WIDTHS = (("encoder", "embed"), ("decoder", "embed"), ("decoder", "input"), ("decoder", "output"))
 WIDE = {f"{side}_{part}_dim": 64 for side, part in WIDTHS}
-XL = {"decoder_layers": 2, "mem_len": 5, "adaptive_softmax_cutoff": "10,20,40"}
 
 
 def flag_of(flags):
@@ -151,29 +151,8 @@ def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog
     assert "--svd-interval is 0" in caplog.text and setting.flag in caplog.text
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_step_of_adam_rounds_to_nothing_without_float32_copies(task, dtype):
-    """The reason: it leaves the diagonal of the stored V where it is."""
-    table = build_model(task).decoder.output_projection.table
-    diagonal = table.V.detach().diagonal().to(dtype)
-    assert torch.equal(diagonal - 5e-4, diagonal)
-
-
 # Conflicts of flags and models.
 
-MODELS = {
-    **{kind: lambda task, kind=kind: build_model(task, embedding_type=kind) for kind in KINDS},
-    **{
-        head: lambda task, head=head: build_model(task, output_head=head) for head in ("mos", "moc")
-    },
-    "capped": lambda task: build_model(task, logit_softcap=30.0),
-    "awd-lstm": lambda task: build_model(task, "awd_lstm_wt2", decoder_layers=1),
-    "xl": lambda task: build_model(task, "transformer_xl_wt103_small", **XL),
-    **{
-        name: lambda task, name=name: host_model(task, name)
-        for name in ("transformer shared", "lstm shared", "fconv", "adaptive softmax")
-    },
-}
 CONFLICTS = [
     (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "simcut_weight": 1.0},
      "--rdrop-weight and --simcut-weight"),
@@ -188,7 +167,7 @@ CONFLICTS = [
     (refusals.GATING, "mos", {"gradient_gating": 1.5}, "MixtureOfSoftmaxes"),
     (refusals.GATING, "capped", {"gradient_gating": 0.1}, "--logit-softcap"),
     (refusals.ADVERSARIAL, "capped", {"adversarial_epsilon": 0.1}, "--logit-softcap"),
-    (refusals.ADVERSARIAL, "xl", {"adversarial_epsilon": 0.1}, "no single logit"),
+    (refusals.ADVERSARIAL, "xl adaptive", {"adversarial_epsilon": 0.1}, "no single logit"),
     (refusals.DENSE_MIXTURE, "mos", {"adversarial_epsilon": 0.1, "loss_form": "dense"},
      "--loss-form dense"),
     (refusals.CONSISTENCY, "awd-lstm", {"rdrop_weight": 1.0}, "streams would be read twice"),
@@ -218,7 +197,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("refusal, model, flags, found", CONFLICTS)
 def test_a_conflict(task, refusal, model, flags, found):
     with pytest.raises(UnsupportedError) as caught:
-        build_criterion(task, **OFF, **flags).check_model(MODELS[model](task))
+        build_criterion(task, **OFF, **flags).check_model(any_model(task, model))
     error = caught.value
     assert re.search(found, error.found)
     assert error.expected.startswith(refusals.unquoted(refusal.needs))
@@ -233,20 +212,21 @@ def test_every_refusal_is_tested():
 
 
 def test_scores_of_an_unknown_output_layer(task):
-    model = host_model(task, "transformer shared")
+    model = any_model(task, "transformer shared")
     model.get_normalized_probs = lambda *_, **__: None
     model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
     with pytest.raises(ConfigurationError, match="--z-loss"):
         build_criterion(task, **OFF, z_loss=1e-4).check_model(model)
 
 
-@pytest.mark.parametrize("model, flags, match", [
-    ("xl", {"label_smoothing": 0.1}, "--label-smoothing 0"),
-    ("xl", {"adversarial_epsilon": 0.1}, "single logit"),
+@pytest.mark.parametrize("flags, match", [
+    ({"label_smoothing": 0.1}, "--label-smoothing 0"),
+    ({"adversarial_epsilon": 0.1}, "single logit"),
 ])  # fmt: skip
-def test_a_batch_of_what_is_refused(task, model, flags, match):
+def test_a_batch_of_what_is_refused(task, flags, match):
     """It is refused without a check before, too."""
-    criterion, model = build_criterion(task, **OFF, **flags), MODELS[model](task).train()
+    criterion = build_criterion(task, **OFF, **flags)
+    model = any_model(task, "xl adaptive").train()
     for check in (criterion.check_model, lambda model: criterion(model, segments(task))):
         with pytest.raises(ConfigurationError, match=match):
             check(model)
@@ -335,7 +315,7 @@ UNBUILT = [
     ("awd_lstm_ptb", {"activation_regularization": -1.0}, "--activation-regularization"),
     ("awd_lstm_ptb", {"output_head": "mos", "mixture_components": 0}, "--mixture-components"),
     ("awd_lstm_ptb", {"dropout": 1.5}, "--dropout to be .* < 1"),
-    *(("transformer_xl_wt103_small", {**XL, **options}, match) for options, match in (
+    *((XL, {**XL_SIZES, **options}, match) for options, match in (
         ({"decoder_attention_heads": 5}, "multiple of"),
         ({"mem_len": -1}, "--mem-len"),
         ({"mem_len": 0, "same_length": True}, "--same-length"),
@@ -434,7 +414,16 @@ def test_a_table_of_another_kind(task, model, flags, match):
     criterion = build_criterion(task, **OFF, **flags)
     criterion.num_updates = 1  # an update without a lazy penalty
     with pytest.raises(ConfigurationError, match=match):
-        criterion.check_model(MODELS[model](task).train())
+        criterion.check_model(any_model(task, model).train())
+
+
+@pytest.mark.parametrize("table, flags", [
+    ("svd", {"spectrum_decay": 0.1}), ("plain", {"orthogonality_weights": "0.1,0.1,0,0"}),
+])  # fmt: skip
+def test_a_trainer_refuses_before_its_first_epoch(table, flags):
+    build_trainer(table=table, **flags, begin=False)
+    with pytest.raises(ConfigurationError, match=flag_of(flags)):
+        build_trainer(table=table, **flags)
 
 
 def test_a_model_without_an_output_table(task):
@@ -446,19 +435,15 @@ def test_a_model_without_an_output_table(task):
     *((kind, flag) for kind in KINDS if kind != "svd" for flag in (
         "spectrum_weight", "spectral_normalization_weight", "d_optimal_weight",
         "normalized_d_optimal_weight")),
-    *((model, "spectrum_decay") for model in ("plain", "transformer")),
-    ("transformer", "spectrum_weight"),
+    *((model, "spectrum_decay") for model in ("plain", "transformer shared")),
+    ("transformer shared", "spectrum_weight"),
 ])  # fmt: skip
 def test_as_many_words_as_dimensions_are_needed(task, model, flag):
-    if model == "transformer":
-        built = host_model(task, "transformer shared", **WIDE)
-    else:
-        built = build_model(task, embedding_type=model, **WIDE)
     named = flag_of({flag: 0})
     if flag == "spectrum_decay":
         named += ".*leave --criterion spectrum_control"
     with pytest.raises(ConfigurationError, match=f"N >= d.*{named}"):
-        build_criterion(task, **OFF, **{flag: 0.1}).check_model(built)
+        build_criterion(task, **OFF, **{flag: 0.1}).check_model(any_model(task, model, **WIDE))
 
 
 # What the trainer checks beside.

@@ -1,11 +1,22 @@
-"""Through the command line: a resumed run equals an uninterrupted one, and two workers one."""
+"""A resumed run equals an uninterrupted one, bit for bit, and two workers equal one."""
+
+import functools
 
 import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from tests.conftest import TINY_TRANSLATION
-from tests.plugin.trainers import same_states
+from tests.conftest import train_command
+from tests.plugin.trainers import (
+    ALL_PRECISIONS,
+    MUON,
+    PRECISIONS,
+    build_trainer,
+    resumed_from,
+    same_states,
+    save_in_epoch,
+    take_updates,
+)
 
 CRITERION, SHARED = "regularized_cross_entropy", "--share-all-embeddings"
 SMOOTHED = (CRITERION, SHARED, "--label-smoothing", "0.1")
@@ -20,16 +31,6 @@ FIXED = (*CONTROL, "--spectrum-side", "both", "--spectrum-scale", "fixed", "--sp
 FACTORS = ("--orthogonality-weights", "0.1,0.1,0.1,0.1", "--spectrum-weight", "0.1")
 RESUMED = {
     "penalties on factors": ("transformer_sc", "spectrum_control", SHARED, *FACTORS),
-    "renewed factors": (
-        *("transformer_sc", CRITERION, SHARED, "--svd-interval", "2", "--spectrum-weight", "0.1"),
-    ),
-    "decoupled control": ("transformer", CRITERION, SHARED, *FIXED),
-    "decoupled control with adafactor": (
-        *("transformer_sc", CRITERION, SHARED, *FIXED, "--embedding-type", "plain"),
-        *("--optimizer", "adafactor"),
-    ),
-    "gradient gating": ("transformer", *SMOOTHED, *GATING),  # when some words have been counted
-    "coupled_adam, whose decay is that of an SVD table": ("transformer_sc", *SMOOTHED, *COUPLED),
     "SimCut": ("transformer", *SMOOTHED, "--simcut-weight", "3"),
     "fast dropout": ("transformer", CRITERION, SHARED, "--fast-dropout", "--dropout", "0.3"),
 }
@@ -37,10 +38,7 @@ ALL = (*FACTORS, "--cosreg-weight", "1", "--weight-norm-weight", "0.1", *SGD)
 # Arguments of a training of three updates, or of six; the tolerance of its weights
 SHORT, LONG = ("--max-update", "3"), ("--max-epoch", "2", "--max-update", "6")
 TWO_WORKERS = {
-    **{
-        criterion: (("transformer_sc", criterion, SHARED, *ALL, *SHORT), 1e-6)
-        for criterion in ("spectrum_control", "mle_cosreg", "weight_norm")
-    },
+    "every penalty": (("transformer_sc", "spectrum_control", SHARED, *ALL, *SHORT), 1e-6),
     "decoupled control": (
         ("transformer", CRITERION, SHARED, *FIXED, "--spectrum-decay-interval", "1", *SGD, *SHORT),
         1e-6,
@@ -80,6 +78,54 @@ def same_trainings(first, second):
     return same_states(model_of(first), model_of(second))
 
 
+# In this process, in each precision
+
+# Arguments of build_trainer; the prior of the control refers to the norm of the start.
+WAYS = {
+    "likelihood": {},
+    "factors": {"table": "svd", "name": "spectrum_control", "svd_interval": 2},
+    "weight norm": {"table": "weight-norm"},
+    "spectral norm": {"table": "spectral-norm"},
+    "mixture of softmaxes": {"arch": "transformer_mos"},
+    "cosine regularisation": {"name": "mle_cosreg"},
+    "R-Drop": {"rdrop_weight": 1.0},
+    "decoupled control": {"spectrum_decay": 0.2, "spectrum_decay_interval": 2,
+                          "spectrum_side": "both", "spectrum_scale": "fixed"},
+    "averages": {"optimizer": "averaged sgd"},
+    "coupled Adam": {"optimizer": "coupled adam"},
+    "adafactor": {"optimizer": "adafactor"},
+    "Muon": {"optimizer": "muon"},
+}  # fmt: skip
+IN_EVERY_PRECISION = ("decoupled control", "Muon")
+
+
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
+@pytest.mark.parametrize("way", [
+    pytest.param(way, marks=MUON if way == "Muon" else ()) for way in WAYS
+])  # fmt: skip
+def test_a_training_resumes_bit_for_bit(way, precision, tmp_path):
+    if precision != "bf16" and way not in IN_EVERY_PRECISION:
+        pytest.skip("bfloat16 has all that float32 has, and rounds")
+    table_rate = ("criterion.table_lr_scale=2",) if way == "Muon" else ()
+    build = functools.partial(build_trainer, *PRECISIONS[precision], *table_rate, **WAYS[way])
+    through, half = build(), build()
+    take_updates(through, 5)
+    take_updates(half, 3)
+    resumed = resumed_from(half, build, tmp_path / "c.pt", done=3)
+    take_updates(resumed, 2)
+    for trainer, name in ((through, "through.pt"), (resumed, "resumed.pt")):
+        save_in_epoch(trainer, tmp_path / name, done=5)
+    saved, again = (
+        load_checkpoint(tmp_path / name)["model"] for name in ("through.pt", "resumed.pt")
+    )
+    assert same_states(saved, again)  # the float32 weights, of which the model's are roundings
+    table = saved["decoder.output_projection.weight"] if way == "likelihood" else None
+    assert table is None or not torch.equal(table, table.bfloat16().float())
+
+
+# Through the command line
+
+
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_equals_uninterrupted(name, train):
     """In the middle of an epoch."""
@@ -89,36 +135,6 @@ def test_resumed_equals_uninterrupted(name, train):
     resumed = train(*run, "--max-update", 7, "--restore-file", half / "checkpoint_last.pt")
     assert not same_trainings(half, through)
     assert same_trainings(resumed, through)
-
-
-def test_weight_norm_schedule_resumes_in_the_middle(train):
-    """After two of four epochs of one batch each.
-
-    fairseq composes batches anew for the epoch in which it resumes, and only for that one, so
-    that a run over several batches an epoch does not repeat itself even with its own archs.
-    """
-    run = ("transformer_wn", "weight_norm", SHARED)
-    run += ("--weight-norm-gradient-epochs", "4", "--dropout", "0", "--max-tokens", "10000")
-    run += ("--optimizer", "sgd", "--lr", "0.5", "--max-update", "9")
-    through, half = train(*run, "--max-epoch", 4), train(*run, "--max-epoch", 2)
-    restored = ("--restore-file", half / "checkpoint_last.pt")
-    resumed = train(*run, "--max-epoch", 4, *restored)
-    models = [model_of(folder) for folder in (through, half, resumed)]
-    for key in models[0]:
-        torch.testing.assert_close(models[2][key], models[0][key], rtol=1e-4, atol=1e-6)
-    lengths = "decoder.embed_tokens.g"
-    assert (models[0][lengths] - models[1][lengths]).abs().max() > 1e-4
-
-
-def test_gates_and_coupling_change_the_training(train):
-    """So that the other tests compare what they mean to compare."""
-    exact = (*SMOOTHED, "--loss-form", "dense")  # of which rounding is no part
-    plain = model_of(train("transformer", *exact, "--cpu"))
-    half = ("--fp16", "--fp16-no-flatten-grads")
-    for more in (GATING, ("--optimizer", "coupled_adam"), (*COUPLED, *half)):
-        other = model_of(train("transformer", *exact, *more, "--cpu"))
-        assert any(not torch.equal(plain[key], other[key].float()) for key in plain)
-        assert all(value.isfinite().all() for value in other.values())
 
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
@@ -131,12 +147,8 @@ def test_two_workers_equal_one_with_update_freq_two(
     two, watching = tmp_path / "two", tmp_path / "watching"
     watching.mkdir()
     (watching / "__init__.py").write_text(WATCHING)
-    run_on_two_workers(
-        *(tiny_translation_data, "--user-dir", watching, "--save-dir", two, "--arch", arch),
-        *("--task", "translation", "--source-lang", "de", "--target-lang", "en"),
-        *(*TINY_TRANSLATION, "--optimizer", "adam", "--lr", "0.005", "--seed", "1"),
-        *("--max-epoch", "1", "--criterion", *flags, *more),
-    )
+    more = (*flags, *more, "--user-dir", watching)
+    run_on_two_workers(*train_command(tiny_translation_data, two, arch, *more))
     first, second = model_of(one), model_of(two)
     for key in first:
         torch.testing.assert_close(first[key], second[key], rtol=10 * tolerance, atol=tolerance)

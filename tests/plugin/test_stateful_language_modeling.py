@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models import FairseqDecoder, FairseqLanguageModel, register_model
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from torch import nn
 
@@ -17,44 +16,19 @@ from spectral_fairseq.errors import (
     MissingDataError,
     UnsupportedError,
 )
+from spectral_fairseq.plugin.control_trainer import trained_weights
 from spectral_fairseq.plugin.streams import Corpus
 from spectral_fairseq.plugin.task import (
     StatefulLanguageModelingConfig,
     StatefulLanguageModelingTask,
+    scaled_rate,
     update_freq_in,
 )
+from tests.plugin import conftest
 from tests.plugin.conftest import build_criterion, words
+from tests.plugin.trainers import PRECISIONS, build_trainer
 
 LOGGER = "spectral_fairseq.plugin.task"
-
-
-class Memory(FairseqDecoder):
-    stateful = True
-
-    def __init__(self, dictionary):
-        super().__init__(dictionary)
-        self.table = nn.Embedding(len(dictionary), 6)
-        self.lstm = nn.LSTM(6, 6, batch_first=True)
-        self.output = nn.Linear(6, len(dictionary))
-
-    def forward(self, prev_output_tokens, carry=None, **_):
-        state = None if carry is None else carry.state
-        features, state = self.lstm(self.table(prev_output_tokens), state)
-        if carry is not None:
-            carry.state = tuple(tensor.detach() for tensor in state)
-        return self.output(features), {"features": features}
-
-
-@register_model("memory_of_test")
-class MemoryLanguageModel(FairseqLanguageModel):
-    stateful = True
-
-    @classmethod
-    def build_model(cls, _, task):
-        return cls(Memory(task.target_dictionary))
-
-    def get_normalized_probs(self, net_output, **_):
-        return torch.log_softmax(net_output[0], dim=-1)  # fairseq's is in single precision
 
 
 def sentences(tokens, seed=3):
@@ -83,8 +57,11 @@ def build_task(**options):
 
 
 def build_model(task):
-    torch.manual_seed(1)
-    return MemoryLanguageModel.build_model(None, task).double()
+    sizes = {"decoder_embed_dim": 6, "decoder_hidden_size": 6, "decoder_layers": 1}
+    model = conftest.build_model(task, "awd_lstm_ptb", **sizes).double()
+    # fairseq's is in single precision.
+    model.get_normalized_probs = lambda output, **_: torch.log_softmax(output[0], dim=-1)
+    return model
 
 
 def batches(task, split="train", size=3, epoch=1, **more):
@@ -251,39 +228,22 @@ def test_learning_rate_follows_the_length(broken):
     assert optimizer.used == [[2.0 * (n / 10), 3.0 * (n / 10)] for n in lengths]
 
 
-@pytest.mark.parametrize("kind", ["FP16Optimizer", "MemoryEfficientFP16Optimizer"])
-def test_learning_rate_of_half_precision_optimizers(kind):
-    from fairseq.optim import fp16_optimizer
-    from omegaconf import OmegaConf
-
-    from spectral_fairseq.plugin.task import scaled_rate
-
-    common = {
-        "fp16_scale_window": None,
-        "fp16_init_scale": 4,
-        "fp16_scale_tolerance": 0.0,
-        "threshold_loss_scale": None,
-        "min_loss_scale": 1e-4,
-        "fp16_no_flatten_grads": True,
-        "model_parallel_size": 1,
-    }
-    config = OmegaConf.create(
-        {
-            "common": common,
-            "optimization": {"update_freq": [1]},
-            "distributed_training": {"distributed_world_size": 1},
-            "optimizer": {"_name": "nag", "lr": [3.0], "momentum": 0.0, "weight_decay": 0.0},
-        }
-    )
-    weight = nn.Parameter(torch.zeros(1, dtype=torch.float16))
-    optimizer = getattr(fp16_optimizer, kind).build_optimizer(config, [weight])
+@pytest.mark.parametrize("precision", ["fp16", "memory-efficient fp16"])
+def test_learning_rate_of_half_precision_optimizers(precision):
+    overrides = (*PRECISIONS[precision], "optimizer.momentum=0.0")
+    trainer = build_trainer(*overrides, optimizer="nag", begin=False)
+    optimizer, weight = trainer.optimizer, trainer.get_model().decoder.embed_tokens.weight
+    trained = trained_weights(optimizer, weight)
+    with torch.no_grad():
+        trained.zero_()
+    optimizer.set_lr(0.5)
     optimizer.zero_grad()  # sets the factor that undoes the loss scale
     optimizer.backward(weight.sum())
     with scaled_rate(optimizer, 0.5):
-        assert optimizer.get_lr() == 1.5
+        assert optimizer.get_lr() == 0.25
         optimizer.step()
-    assert optimizer.get_lr() == 3.0
-    assert float(weight.detach()) == -1.5
+    assert optimizer.get_lr() == 0.5
+    assert trained.eq(-0.25).all()
 
 
 def saved(iterator):
@@ -406,6 +366,8 @@ def test_fewer_streams_where_the_corpus_is_short(caplog):
 
 
 @pytest.mark.parametrize("options, message", [
+    ({"split": "valid", "max_sentences": 3, "max_tokens": 14},
+     "--max-tokens-valid to be a whole number >= 15; .*--batch-size-valid"),
     ({"max_sentences": None, "max_tokens": 100}, "found 0.* --max-tokens does not"),
     ({"max_sentences": None}, "Add --batch-size"),
     ({"max_sentences": -2}, ">= 1; found -2"),
@@ -416,17 +378,10 @@ def test_fewer_streams_where_the_corpus_is_short(caplog):
 ])  # fmt: skip
 def test_batches_that_cannot_be_made(options, message):
     task = build_task()
+    options = dict(options)
+    dataset = task.dataset(options.pop("split", "train"))
     with pytest.raises(ConfigurationError, match=message):
-        task.get_batch_iterator(task.dataset("train"), **options)
-
-
-def test_validation_names_its_own_flags():
-    task = build_task()
-    with pytest.raises(
-        ConfigurationError,
-        match="--max-tokens-valid to be a whole number >= 15; .*--batch-size-valid",
-    ):
-        task.get_batch_iterator(task.dataset("valid"), max_sentences=3, max_tokens=14)
+        task.get_batch_iterator(dataset, **options)
 
 
 def test_no_micro_batch_in_an_update_is_refused():

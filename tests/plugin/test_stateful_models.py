@@ -5,27 +5,42 @@ import logging
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.sequence_generator import SequenceGenerator
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfSoftmaxes, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.plugin.transformer_xl import INIT_STD
-from tests.plugin.conftest import build_criterion, build_model
-from tests.plugin.stateful_models import beam_search, segments
+from tests.plugin.conftest import DROPOUTS, build_criterion, build_model, segments
 
 PAD = 1
 # The public recipes: see docs/papers.md.
-AWD_LSTMS = {
-    "awd_lstm_ptb": (400, 1150, None, 0.4, 0.25, "softmax"),
-    "awd_lstm_wt2": (400, 1150, None, 0.65, 0.2, "softmax"),
-    "awd_lstm_mos_ptb": (280, 960, 620, 0.4, 0.225, "mos"),
-    "awd_lstm_mos_wt2": (300, 1150, 650, 0.55, 0.2, "mos"),
-}
+AWD_LSTM = {
+    "dropout": 0.4, "word_dropout": 0.1, "weight_drop": 0.5, "activation_regularization": 2.0,
+    "temporal_activation_regularization": 1.0, "decoder_hidden_size": 1150,
+    "decoder_embed_dim": 400, "decoder_last_hidden_size": None, "output_head": "softmax",
+}  # fmt: skip
+MOS = {**AWD_LSTM, "output_head": "mos", "mixture_components": 15, "mixture_dropout": 0.29}
+TRANSFORMER_XL = {
+    "decoder_embed_dim": 410, "decoder_attention_heads": 10, "decoder_ffn_embed_dim": 2100,
+    "mem_len": 150, "dropout": 0.1, "attention_dropout": 0.0, "clamp_len": 0, "same_length": False,
+    "embedding_type": "plain",
+}  # fmt: skip
+PRESETS = {
+    "awd_lstm_ptb": {**AWD_LSTM, "input_dropout": 0.4, "hidden_dropout": 0.25},
+    "awd_lstm_wt2": {**AWD_LSTM, "input_dropout": 0.65, "hidden_dropout": 0.2},
+    "awd_lstm_mos_ptb": {**MOS, "decoder_embed_dim": 280, "decoder_hidden_size": 960,
+                         "decoder_last_hidden_size": 620, "input_dropout": 0.4,
+                         "hidden_dropout": 0.225},
+    "awd_lstm_mos_wt2": {**MOS, "decoder_embed_dim": 300, "decoder_last_hidden_size": 650,
+                         "input_dropout": 0.55, "hidden_dropout": 0.2},
+    "transformer_xl_wt103": {**TRANSFORMER_XL, "decoder_layers": 16},
+    "transformer_xl_wt103_small": {**TRANSFORMER_XL, "decoder_layers": 4},
+}  # fmt: skip
 WT103 = 267_735
-# layers, and parameters: 151 M is the paper's; the public implementation prints 151107538 for the
-# base model.
-XLS = {"transformer_xl_wt103": (16, 151_107_538), "transformer_xl_wt103_small": (4, 120_307_738)}
+# Parameters: 151 M is the paper's; the public implementation prints 151107538 for the base model.
+XLS = {"transformer_xl_wt103": 151_107_538, "transformer_xl_wt103_small": 120_307_738}
 XL = "transformer_xl_wt103_small"
 LSTM_SIZES = {"decoder_embed_dim": 16, "decoder_hidden_size": 12, "decoder_layers": 2}
 MOS_SIZES = {"decoder_last_hidden_size": 14, "mixture_components": 3}
@@ -49,40 +64,13 @@ def build(task, name, **options):
     return build_model(task, arch, **{**sizes, **options})
 
 
-def without_dropout():
-    names = ("dropout", "input_dropout", "hidden_dropout", "word_dropout", "weight_drop")
-    return dict.fromkeys((*names, "mixture_dropout"), 0.0)
-
-
 # Presets
 
 
-@pytest.mark.parametrize("arch", AWD_LSTMS)
-def test_presets_of_the_lstms_are_the_published_ones(arch):
+@pytest.mark.parametrize("arch", PRESETS)
+def test_presets_are_the_published_ones(arch):
     config = MODEL_DATACLASS_REGISTRY[arch]()
-    dim, hidden, last, inputs, between, head = AWD_LSTMS[arch]
-    assert config.decoder_embed_dim == dim
-    assert config.decoder_hidden_size == hidden
-    assert config.decoder_last_hidden_size == last
-    assert config.input_dropout == inputs
-    assert config.hidden_dropout == between
-    assert config.output_head == head
-    assert (config.dropout, config.word_dropout, config.weight_drop) == (0.4, 0.1, 0.5)
-    assert config.activation_regularization == 2.0
-    assert config.temporal_activation_regularization == 1.0
-    if head == "mos":
-        assert (config.mixture_components, config.mixture_dropout) == (15, 0.29)
-
-
-@pytest.mark.parametrize("arch", XLS)
-def test_presets_of_the_transformers_are_the_published_ones(arch):
-    config = MODEL_DATACLASS_REGISTRY[arch]()
-    assert config.decoder_layers == XLS[arch][0]
-    assert (config.decoder_embed_dim, config.decoder_attention_heads) == (410, 10)
-    assert (config.decoder_ffn_embed_dim, config.mem_len) == (2100, 150)
-    assert (config.dropout, config.attention_dropout) == (0.1, 0.0)
-    assert (config.clamp_len, config.same_length) == (0, False)
-    assert config.embedding_type == "plain"
+    assert {name: getattr(config, name) for name in PRESETS[arch]} == PRESETS[arch]
 
 
 def lstm_parameters(words, widths, head):
@@ -131,7 +119,7 @@ def test_parameter_counts_of_the_transformers_are_the_published_ones(task, arch)
     model = build_model(task, arch, **sizes, **CLUSTERS)
     assert model.decoder.network.layers[0].attention.head_dim == 41
     count = sum(p.numel() for p in model.parameters())
-    assert count + (WT103 - len(task.target_dictionary)) * (410 + 1) == XLS[arch][1]
+    assert count + (WT103 - len(task.target_dictionary)) * (410 + 1) == XLS[arch]
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -213,7 +201,7 @@ def test_a_plain_checkpoint_restores_into_an_svd_table(task):
 @pytest.mark.parametrize("form", ["auto", "blockwise"])
 @pytest.mark.parametrize("name", ["awd", "awd mos"])
 def test_the_criterion_adds_activation_regularisation_in_training_only(task, name, form):
-    model = build(task, name, **without_dropout())
+    model = build(task, name, **dict.fromkeys(DROPOUTS, 0.0))
     criterion = build_criterion(task, "regularized_cross_entropy", loss_form=form)
     batch = segments(task, pad=2)
     loss, size, log = criterion(model.train(), batch)
@@ -304,6 +292,19 @@ def test_a_dictionary_in_another_order_is_warned_of(task, caplog):
 
 
 # Generation
+
+
+def beam_search(model, task, stateful):
+    """Tokens of the hypotheses after two prefixes, with or without incremental state."""
+    source = {"net_input": {"src_tokens": torch.tensor([[2, 7, 9], [2, 11, 5]])}}
+    prefix = source["net_input"]["src_tokens"][:, 1:]
+    generator = SequenceGenerator(
+        [model], task.target_dictionary, beam_size=3, max_len_b=8, min_len=4
+    )
+    if not stateful:
+        generator.model.has_incremental = False
+    finals = generator.forward(source, prefix_tokens=prefix, bos_token=2)
+    return [[hypothesis["tokens"].tolist() for hypothesis in beam] for beam in finals]
 
 
 @pytest.mark.slow

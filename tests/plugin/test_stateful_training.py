@@ -1,16 +1,14 @@
 """Stateful models through the command line: resuming, workers, evaluation and generation."""
 
 import json
-import logging
 import math
 import re
-import sys
 
 import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from tests.conftest import PACKAGE
+from tests.conftest import PACKAGE, train_command
 from tests.plugin.test_command_line import samples
 
 pytestmark = pytest.mark.slow
@@ -24,8 +22,19 @@ NO_DROPOUT = tuple(word for option in NO_DROPOUT for word in option)
 ARCH, CRITERION = "awd_lstm_wt2", "mle_cosreg"
 
 
-def train_task(train, *more):
-    return train(ARCH, CRITERION, *TINY, *more)
+BATCHES = ("--batch-size", "3", "--batch-size-valid", "2")
+SLOTS = (*BATCHES, "--update-freq", "2", "--variable-bptt")
+XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10", *BATCHES)
+XL += ("--mem-len", "10", "--decoder-embed-dim", "12", "--decoder-attention-heads", "2")
+XL += ("--decoder-layers", "2", "--decoder-ffn-embed-dim", "20", "--clip-norm", "0.25")
+XL += ("--adaptive-softmax-cutoff", "10,20,30", "--lr-scheduler", "cosine")
+XL += ("--embedding-type", "svd", "--spectrum-prior", "polynomial")
+XL += ("--max-update", "100", "--max-epoch", "2")
+# Two epochs of several updates, with checkpoints in the middle of the second one.
+RUNS = {
+    "awd-lstm": (ARCH, CRITERION, *TINY, *SLOTS, "--save-interval-updates", "2"),
+    "xl": ("transformer_xl_wt103_small", "spectrum_control", *XL, "--save-interval-updates", "4"),
+}
 
 
 def model_of(path):
@@ -39,39 +48,31 @@ def figures(folder, kind):
     return [re.findall(r"\b(loss|ppl|wpb|bsz|lr|num_updates) ([\d.]+)", line) for line in lines]
 
 
-def perplexity(folder):
-    """Of the last validation."""
-    return dict(figures(folder, "valid")[-1])["ppl"]
-
-
-@pytest.fixture(scope="module")
-def through(train):
-    """Two epochs of several updates, with a checkpoint in the middle of the second one."""
-    more = ("--batch-size", "3", "--batch-size-valid", "2", "--update-freq", "2")
-    more += ("--variable-bptt", "--save-interval-updates", "2")
-    return train_task(train, *more)
-
-
-def interrupted(folder):
-    """The first checkpoint in the middle of the second epoch."""
+def in_the_second_epoch(folder):
+    """The first checkpoint in the middle of it."""
     return min(folder.glob("checkpoint_2_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
 
 
-def test_resumed_equals_uninterrupted(through, train):
+@pytest.mark.parametrize("name, slots", [("awd-lstm", 2), ("xl", 1)])
+def test_resumed_equals_uninterrupted(name, slots, train):
     """In the second epoch, with dropout and drawn lengths: every parameter bit for bit."""
-    half = interrupted(through)
+    through = train(*RUNS[name])
+    half = in_the_second_epoch(through)
     state = load_checkpoint(half)["extra_state"]["train_iterator"]
-    assert len(state["streams"]["states"]) == 2 and state["epoch"] == 2
-    more = ("--batch-size", "3", "--batch-size-valid", "2", "--update-freq", "2")
-    more += ("--variable-bptt", "--restore-file", half)
-    resumed = train_task(train, *more)
+    assert len(state["streams"]["states"]) == slots and state["epoch"] == 2
+    resumed = train(*RUNS[name], "--restore-file", half)
     expected, found = (model_of(f / "checkpoint_last.pt") for f in (through, resumed))
     before = model_of(half)
     assert any(not torch.equal(before[key], expected[key]) for key in before)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert figures(resumed, "valid")[-1] == figures(through, "valid")[-1]
-    assert figures(resumed, "train")[-1] == figures(through, "train")[-1]
+    for kind in ("valid", "train"):
+        assert figures(resumed, kind)[-1] == figures(through, kind)[-1]
     assert "afresh" not in (resumed / "log.txt").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def through(train):
+    return train(*RUNS["awd-lstm"])
 
 
 def test_logs(through, tiny_lm_data):
@@ -86,26 +87,16 @@ def test_logs(through, tiny_lm_data):
     assert {rate for _, _, rate in inner} == {"5"}
 
 
-def test_validate_repeats_the_training_loops_figures(through, tiny_lm_data, monkeypatch, capsys):
-    """In this process: what fairseq-validate and fairseq-eval-lm do after their start-up."""
-    from fairseq_cli import eval_lm, validate
-
-    root = logging.getLogger()  # fairseq replaces its handlers
-    monkeypatch.setattr(root, "handlers", list(root.handlers))
-    path = str(through / "checkpoint_last.pt")
-    common = ["--path", path, "--cpu", "--num-workers", "0", "--batch-size", "2"]
-    common += ["--user-dir", str(PACKAGE), "--log-format", "simple"]
-    task = ["--task", "stateful_language_modeling", "--valid-subset", "valid"]
-    outputs = []
-    for program, more in ((validate, task), (eval_lm, ["--gen-subset", "valid"])):
-        monkeypatch.setattr(sys, "argv", ["fairseq", str(tiny_lm_data), *common, *more])
-        program.cli_main()
-        outputs.append(capsys.readouterr().out)
+def test_validate_repeats_the_training_loops_figures(through, tiny_lm_data, run_cli):
+    done = run_cli(
+        *("fairseq-validate", tiny_lm_data, "--path", through / "checkpoint_last.pt", "--cpu"),
+        *("--user-dir", PACKAGE, "--task", "stateful_language_modeling", "--batch-size", "2"),
+        *("--num-workers", "0", "--log-format", "simple"),
+    )
+    pattern = r"valid on 'valid' subset .*?loss ([\d.]+) .*ppl ([\d.]+)"
+    (found,) = re.findall(pattern, done.stdout + done.stderr)
     during = dict(figures(through, "valid")[-1])
-    (found,) = re.findall(r"valid on 'valid' subset .*?loss ([\d.]+) .*ppl ([\d.]+)", outputs[0])
     assert found == (during["loss"], during["ppl"])
-    (perplexity,) = re.findall(r"Perplexity: ([\d.]+)", outputs[1])
-    assert math.isfinite(float(perplexity))
 
 
 def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_workers, tmp_path):
@@ -113,18 +104,15 @@ def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_wo
     more = (*NO_DROPOUT, "--variable-bptt", "--save-interval-updates", "2")
     two = tmp_path / "two"
     printed = run_on_two_workers(
-        *(tiny_lm_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", ARCH),
-        *("--criterion", CRITERION, "--seed", "1", *TINY, *more),
-        *("--batch-size", "3", "--batch-size-valid", "2", "--log-format", "simple"),
-        *("--data-buffer-size", "0"),
+        *train_command(tiny_lm_data, two, ARCH, CRITERION, *TINY, *more, *BATCHES)
     )
     (two / "log.txt").write_text(printed, "utf-8")
 
-    half = interrupted(two)
+    half = in_the_second_epoch(two)
     streams = load_checkpoint(half)["extra_state"]["train_iterator"]["streams"]
     assert len(streams["states"]) == 2
     more += ("--batch-size", "3", "--batch-size-valid", "4", "--update-freq", "2")
-    one = train_task(train, *more, "--restore-file", half)
+    one = train(ARCH, CRITERION, *TINY, *more, "--restore-file", half)
     assert "afresh" not in (one / "log.txt").read_text("utf-8")
     found, expected = (model_of(f / "checkpoint_last.pt") for f in (one, two))
     before = model_of(half)
@@ -139,7 +127,6 @@ def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_wo
 
 # Transformer-XL
 
-XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
 XL += ("--batch-size", "3", "--batch-size-valid", "2", "--mem-len", "10")
 XL += ("--decoder-embed-dim", "12", "--decoder-attention-heads", "2", "--decoder-layers", "2")
 XL += ("--decoder-ffn-embed-dim", "20", "--adaptive-softmax-cutoff", "10,20,30")
@@ -150,23 +137,11 @@ XL += ("--max-update", "100", "--max-epoch", "2", "--save-interval-updates", "4"
 
 @pytest.fixture(scope="module")
 def trained(train):
-    """Two epochs with spectrum control, with checkpoints in the middle of the second one."""
-    return train("transformer_xl_wt103_small", "spectrum_control", *XL)
-
-
-def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(trained, train):
-    log = (trained / "log.txt").read_text("utf-8")
+    """With spectrum control."""
+    folder = train(*RUNS["xl"])
+    log = (folder / "log.txt").read_text("utf-8")
     assert re.search(r"\| train \|.*spectrum [\d.]+ .*orthogonality [\d.]+", log)
-    half = trained / sorted(path.name for path in trained.glob("checkpoint_2_*.pt"))[-1]
-    more = ("--restore-file", half)
-    resumed = train("transformer_xl_wt103_small", "spectrum_control", *XL, *more)
-    expected, found, before = (
-        load_checkpoint(path)["model"]
-        for path in (trained / "checkpoint_last.pt", resumed / "checkpoint_last.pt", half)
-    )
-    assert any(not torch.equal(before[key], expected[key]) for key in before)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert perplexity(resumed) == perplexity(trained)
+    return folder
 
 
 def test_evaluation_with_the_memory_of_training_and_a_longer_one(trained, run_cli, tiny_lm_data):
@@ -178,7 +153,7 @@ def test_evaluation_with_the_memory_of_training_and_a_longer_one(trained, run_cl
         return json.loads(done.stdout)["figures"][0]["perplexity"]
 
     as_trained = evaluated("{}", "--streams", "2", "--segment", "10")
-    assert as_trained == pytest.approx(float(perplexity(trained)), abs=0.02)
+    assert as_trained == pytest.approx(float(dict(figures(trained, "valid")[-1])["ppl"]), abs=0.02)
     published = "{'mem_len': 20, 'clamp_len': 6, 'same_length': True}"
     longer = [evaluated(published, "--segment", segment) for segment in ("4", "7")]
     # With same_length the cuts between segments do not matter.

@@ -1,6 +1,5 @@
-"""The decoupled control under fairseq's trainer: optimisers, precisions, checkpoints, errors."""
+"""Control outside the optimiser, of plain tables and of factors, under fairseq's trainer."""
 
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +9,18 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.table_control import redecomposition, singular_system
 from spectral_fairseq.plugin.control_trainer import (
     ControlledTables,
     control_tables,
     controls_of,
+    moments,
+    renew_factors,
     trained_weights,
 )
-from spectral_fairseq.plugin.find import output_matrix
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+from spectral_fairseq.plugin.find import find_svd_tables, output_matrix
+from tests.capabilities import HALF_ON_CPU
+from tests.plugin.conftest import build_criterion, build_model, make_sample, words
 from tests.plugin.test_same_training import (
     CONTROL,
     CRITERION,
@@ -31,6 +34,7 @@ from tests.plugin.trainers import (
     OPTIMIZERS,
     PLAIN,
     PRECISIONS,
+    STATES,
     Task,
     build_trainer,
     counted,
@@ -159,28 +163,14 @@ def test_zero_equals_plain_bit_for_bit():
     assert same_models(plain, zero)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ALL_PRECISIONS)
-def test_resumed_equals_uninterrupted(precision, tmp_path):
-    """With a fixed prior of automatic scale, whose norm is that of the first of all tables."""
-    flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_side": "both"}
-    flags["spectrum_scale"] = "fixed"
-    build = functools.partial(build_trainer, *PRECISIONS[precision], **flags)
-    through, half = build(), build()
-    take_updates(through, 7)
+def test_training_that_begins_anew_from_a_checkpoint_begins_with_its_norm(tmp_path):
+    """Of a fixed prior of automatic scale, which is otherwise that of the first of all tables."""
+    flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_scale": "fixed"}
+    half, anew = build_trainer(**flags), build_trainer(begin=False, **flags)
     take_updates(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
     assert list(state["extra_state"][ControlledTables.name]) == ["decoder"]
-    resumed = build(begin=False)
-    with torch.no_grad():
-        output_table(resumed).mul_(3)
-    resumed.load_checkpoint(str(tmp_path / "c.pt"))
-    resumed.begin_epoch(1)
-    take_updates(resumed, 4)
-    assert same_models(through, resumed)
-    # Training that begins anew from the same file begins with the norm that is in it.
-    anew = build(begin=False)
     anew.load_checkpoint(str(tmp_path / "c.pt"), reset_optimizer=True)
     anew.begin_epoch(1)
     (bound,) = anew.get_criterion().objectives_of(anew.get_model())
@@ -236,33 +226,6 @@ def test_an_svd_table_with_a_criterion_of_fairseq_is_warned_of(task, kind, warne
     assert ("without spectrum control" in caplog.text) is warned
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_penalty_on_a_plain_table_of_fairseq(task, shared):
-    model = build_host_model(task, "transformer", share_all_embeddings=shared).train()
-    criterion = build_criterion(
-        task, **PLAIN, spectrum_weight=0.3, spectrum_c1="2.0", spectrum_c2=0.1
-    )
-    weight = output_matrix(model, len(task.target_dictionary))
-    excluded = criterion.objective_of(model).parts.words.excluded.tolist()
-    rows = weight.detach().double()[[i for i in range(len(weight)) if i not in excluded]]
-    target = 2.0 * torch.exp(-0.1 * torch.arange(1, 17, dtype=torch.float64))
-    expected = float((torch.linalg.svdvals(rows) - target).square().sum())
-    sample = make_sample(task)
-    loss, size, log = criterion(model, sample)
-    assert float(log["spectrum"]) / size == pytest.approx(expected, rel=1e-4)
-    assert float(loss.detach()) == pytest.approx(float(log["loss"]) + 0.3 * expected * size)
-    loss.backward()
-    assert torch.isfinite(weight.grad).all() and not weight.grad[excluded[1:]].isnan().any()
-
-
-def test_penalty_on_a_weight_norm_table_reaches_its_parts(task):
-    model = build_model(task, embedding_type="weight-norm").train()
-    loss, _, log = build_criterion(task, **PLAIN, spectrum_weight=0.3)(model, make_sample(task))
-    loss.backward()
-    assert float(log["spectrum"]) > 0
-    assert all(p.grad is not None for n, p in model.named_parameters() if n.endswith((".g", ".v")))
-
-
 def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
     """Asked again after the table grew, it is the same prior."""
     model = build_model(task, embedding_type="plain")
@@ -287,6 +250,180 @@ def criterion_rows(criterion, model):
     return [i for i in range(words.rows) if i not in words.excluded.tolist()]
 
 
+# Of an SVD table the factors are renewed: --svd-interval
+
+
+def svd_table(trainer):
+    (table,) = find_svd_tables(trainer.get_model())
+    return table
+
+
+def furthest(trainer):
+    """The largest relative distance of a stored sigma from the true one."""
+    true = torch.linalg.svdvals(counted(trainer))
+    learned = svd_table(trainer).singular_values().detach().double().sort(descending=True).values
+    return float(((true - learned) / learned).abs().max())
+
+
+# With --memory-efficient-fp16 an SVD table is refused, whatever the flags.
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", pytest.param("fp16", marks=HALF_ON_CPU), "bf16"])
+def test_the_stored_sigma_are_the_singular_values(precision):
+    plain, renewed = (
+        build_trainer(*PRECISIONS[precision], table="svd", svd_interval=interval)
+        for interval in (0, 3)
+    )
+    for trainer in (plain, renewed):
+        take_updates(trainer, 6)
+    rounding = {"float32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
+    assert furthest(plain) > 0.1
+    assert furthest(renewed) < rounding
+
+
+def assert_close_for_its_size(found, expected):
+    """Float32 rounding is relative to the whole vector, not to its smallest element."""
+    size = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * size)
+
+
+def state_of(trainer):
+    table = svd_table(trainer)
+    factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
+    return {
+        name: {key: value.double().clone() for key, value in found.items()}
+        for name, found in (
+            (name, moments(trainer.optimizer, factor)) for name, factor in factors.items()
+        )
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "coupled adam", *STATES])
+def test_the_table_stays_and_the_state_is_carried_over(optimizer):
+    trainer = build_trainer(table="svd", optimizer=optimizer)
+    take_updates(trainer, 4)
+    table = svd_table(trainer)
+    dense, before = table.dense().detach().double(), state_of(trainer)
+    sigma, v = table.sigma.detach().double(), table.V.detach().double() / table.v_scale
+    old_u = table.U.detach().double().clone()
+    system = singular_system(table.U.detach(), sigma, v, table.excluded_rows)
+    new = redecomposition(sigma, v, system, float(table.scale))
+    renew_factors(table, trainer.optimizer)
+    torch.testing.assert_close(table.dense().detach().double(), dense, rtol=1e-5, atol=1e-5)
+    after = state_of(trainer)
+    assert any(before.values())
+    for name, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
+        for key, old in before[name].items():
+            if key == "exp_avg_sq_row":
+                expected = old
+            elif key in ("exp_avg", "momentum_buffer"):
+                expected = old @ gradient
+            else:
+                expected = old @ gradient.square()
+            assert_close_for_its_size(after[name][key], expected)
+    for key, old in before["sigma"].items():
+        if key in ("exp_avg", "momentum_buffer"):
+            u = table.U.detach().double()
+            own = old - (old_u * before["u"][key]).sum(0) / sigma
+            expected = (u * after["u"][key]).sum(0) / table.sigma.detach().double()
+            expected += own @ new.v_gradient.square()
+        else:
+            expected = old @ new.v_gradient.square()
+        assert_close_for_its_size(after["sigma"][key], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd with momentum"])
+def test_a_penalty_on_sigma_acts_as_without_renewal(optimizer):
+    """Renewal must not take the penalty's own part out of the momentum."""
+
+    def share_covered(interval):
+        """Of the way to the prior."""
+        trainer = build_trainer(
+            table="svd", optimizer=optimizer, svd_interval=interval, spectrum_weight=0.0
+        )
+        table = svd_table(trainer)
+        with torch.no_grad():
+            table.sigma.mul_(torch.linspace(1.5, 0.5, len(table.sigma)))
+        torch_optimizer, target, distances = trainer.optimizer, table.prior().detach(), []
+        for update in range(1, 31):
+            torch_optimizer.zero_grad()
+            distances.append((table.singular_values() - target).square().sum())
+            torch_optimizer.backward(distances[-1] / 100 + 0 * (table.U.sum() + table.V.sum()))
+            torch_optimizer.step()
+            if interval and update % interval == 0:
+                renew_factors(table, trainer.optimizer)
+        return 1 - float(distances[-1].detach() / distances[0].detach())
+
+    assert share_covered(5) == pytest.approx(share_covered(0), rel=0.01)
+
+
+def test_moments_in_a_flattened_float32_copy():
+    optimizer, params, flat = flattened_fp16()
+    assert moments(optimizer, params[1]) == {}
+    flat.grad = torch.arange(flat.numel()).float()
+    optimizer.optimizer.step()
+    found = moments(optimizer, params[1])
+    assert set(found) == {"exp_avg", "exp_avg_sq"}
+    gradient = flat.grad[3:83].view(20, 4)
+    torch.testing.assert_close(found["exp_avg"] / found["exp_avg"][-1, -1], gradient / 82)
+    found["exp_avg"].zero_()
+    state = optimizer.optimizer.state[flat]["exp_avg"]
+    assert state[3:83].abs().max() == 0 < state[83:].abs().max()
+    assert trained_weights(optimizer, params[1]).shape == (20, 4)
+
+
+def test_a_singular_value_of_zero_leaves_the_table_alone():
+    trainer = build_trainer(table="svd")
+    table = svd_table(trainer)
+    with torch.no_grad():
+        table.sigma[3] = 0
+    before = [one.detach().clone() for one in (table.U, table.sigma, table.V)]
+    renew_factors(table, trainer.optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, (table.U, table.sigma, table.V)))
+
+
+@pytest.mark.parametrize("frozen", ["U", "sigma", "V"])
+def test_a_frozen_factor_leaves_the_table_alone(frozen):
+    trainer = build_trainer(table="svd", svd_interval=1)
+    table = svd_table(trainer)
+    getattr(table, frozen).requires_grad_(False)
+    before = getattr(table, frozen).detach().clone()
+    take_updates(trainer, 2)
+    assert torch.equal(before, getattr(table, frozen))
+
+
+def test_factors_with_nan_are_refused_unwritten():
+    trainer = build_trainer(table="svd")
+    table = svd_table(trainer)
+    with torch.no_grad():
+        table.U[7, 3] = float("nan")
+    before = table.sigma.detach().clone()
+    with pytest.raises(DataError, match="an SVD table of finite numbers"):
+        renew_factors(table, trainer.optimizer)
+    assert torch.equal(table.sigma, before)
+
+
+@pytest.mark.parametrize("optimizer", ["nag", "sgd with momentum"])
+def test_gradient_steps_leave_the_factors_alone_by_default(optimizer, caplog):
+    given = build_trainer(table="svd", optimizer=optimizer, svd_interval=1)
+    take_updates(given, 2)
+    assert furthest(given) < 1e-5
+    with caplog.at_level("INFO"):
+        default = build_trainer(table="svd", optimizer=optimizer, name="spectrum_control")
+        take_updates(default, 10)
+    assert furthest(default) > 1e-5
+    assert f"because of --optimizer {optimizer.split()[0]}" in caplog.text
+
+
+def test_renewal_is_the_default_of_spectrum_control():
+    trainer = build_trainer(table="svd", name="spectrum_control", cosreg_weight=0.0)
+    take_updates(trainer, 9)
+    assert furthest(trainer) > 1e-3
+    take_updates(trainer, 1)
+    assert furthest(trainer) < 1e-5
+
+
 # Through the command line
 
 XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
@@ -308,30 +445,9 @@ def test_flags_of_the_prior_reach_criterion_and_arch(train):
             assert cfg["model"]["spectrum_c2"] == 0.05
 
 
-def test_zero_equals_fairseq_bit_for_bit(train):
-    plain = train("transformer", "cross_entropy", SHARED)
-    dense = ("--loss-form", "dense")
-    zero = train("transformer", CRITERION, SHARED, "--spectrum-decay", "0", *dense)
-    assert same_trainings(plain, zero)
-    assert not same_trainings(plain, train("transformer", CRITERION, SHARED, *CONTROL))
-
-
-@pytest.mark.parametrize(
-    "more", [("--memory-efficient-fp16", "--fp16"), ("--fp16", "--fp16-no-flatten-grads")]
-)
-def test_half_precision_on_a_cpu(more, train):
-    folder = train("transformer", CRITERION, SHARED, *CONTROL, "--cpu", *more)
-    assert all(torch.isfinite(value).all() for value in model_of(folder).values())
-
-
-@pytest.mark.parametrize("flags", [CONTROL, ("--spectrum-weight", "0.1")])
-def test_a_transformer_xl_with_an_adaptive_softmax(flags, train):
-    arch = "transformer_xl_wt103_small"
-    folder = train(arch, CRITERION, *XL, *flags, "--log-spectrum-interval", "1")
-    plain = train(arch, CRITERION, *XL, "--log-spectrum-interval", "1")
-    assert not same_trainings(folder, plain)
-    log = (folder / "log.txt").read_text("utf-8")
-    assert ("| spectrum " in log) is (flags != CONTROL)
+def test_a_transformer_xl_with_an_adaptive_softmax(train):
+    run = ("transformer_xl_wt103_small", CRITERION, *XL)
+    assert not same_trainings(train(*run, *CONTROL), train(*run))
 
 
 def test_an_untied_language_model_controls_its_output_table_alone(train):

@@ -15,21 +15,22 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.plugin.find import find_svd_tables
+from tests.plugin import conftest
 from tests.plugin.conftest import (
     SCRIPTS,
+    any_model,
     build_criterion,
     build_model,
     make_sample,
     parameters_in_use,
 )
-from tests.plugin.test_command_line import USER_DIR, samples
 
-KINDS = {"sc": "svd", "wn": "weight-norm"}
-LM_SIZES = ("", "_gpt")
+KINDS = {"sc": "svd", "wn": "weight-norm", "mos": "plain"}
 SIZES = ("", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_wmt_en_de_big_t2t")
 SAME_SIZES = [
     *((f"transformer_{kind}{size}", f"transformer{size}") for kind in KINDS for size in SIZES),
-    *((f"transformer_lm_{k}{size}", f"transformer_lm{size}") for k in KINDS for size in LM_SIZES),
+    *((f"transformer_lm_{kind}", "transformer_lm") for kind in KINDS),
+    *((f"transformer_lm_{kind}_gpt", "transformer_lm_gpt") for kind in ("sc", "wn")),
 ]
 
 
@@ -49,8 +50,8 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
         filled[theirs] = vars(args)
     assert shared == filled[theirs]
     model = ARCH_MODEL_NAME_REGISTRY[ours]
-    assert model == re.match("transformer(_lm)?_(sc|wn)", ours).group()
-    assert ARCH_MODEL_REGISTRY[ours].config().embedding_type == KINDS[model[-2:]]
+    assert model == re.match("transformer(_lm)?_(sc|wn|mos)", ours).group()
+    assert ARCH_MODEL_REGISTRY[ours].config().embedding_type == KINDS[model.rpartition("_")[2]]
 
 
 @pytest.mark.parametrize("arch, sigma", [
@@ -104,34 +105,30 @@ def test_sharing(task, options, count, encoder_is_svd):
     assert not unused
 
 
-def test_output_layer_multiplies_by_the_shared_table(task):
-    model = build_model(task).eval()
-    sample = make_sample(task)
-    features, _ = model(**sample["net_input"], features_only=True)
-    expected = features.double() @ model.decoder.embed_tokens.weight.double().t()
-    logits, _ = model(**sample["net_input"])
-    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("sharing", [
     {"share_all_embeddings": True},
     {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
     {"share_all_embeddings": False},
 ])  # fmt: skip
 @pytest.mark.parametrize("tables", ["output", "all"])
-def test_a_plain_checkpoint_restores_exactly(task, sharing, tables):
+@pytest.mark.parametrize("kind", ["svd", "weight-norm"])
+def test_a_plain_checkpoint_restores_exactly(task, sharing, tables, kind):
     plain = build_model(task, "transformer_sc", embedding_type="plain", **sharing).eval()
     with torch.no_grad():  # after training the padding row of a tied plain table is not zero
         plain.decoder.output_projection.weight[task.target_dictionary.pad()] += 0.5
-    model = build_model(task, seed=2, embedding_tables=tables, **sharing).eval()
+    options = {"embedding_type": kind, "embedding_tables": tables, **sharing}
+    model = build_model(task, seed=2, **options).eval()
     model.load_state_dict(plain.state_dict(), strict=True)
     sample = make_sample(task)
     expected, actual = (m(**sample["net_input"])[0] for m in (plain, model))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_of_ours_restores_bit_for_bit(task):
-    model, other = build_model(task).eval(), build_model(task, seed=2).eval()
+@pytest.mark.parametrize("name, table", [
+    ("svd", {}), *(("mos", {"embedding_type": kind}) for kind in conftest.KINDS),
+])  # fmt: skip
+def test_a_checkpoint_of_ours_restores_bit_for_bit(task, name, table):
+    model, other = (any_model(task, name, seed=seed, **table).eval() for seed in (1, 2))
     model.load_state_dict(model.state_dict())  # which changes fairseq 0.12.2's rounding
     other.load_state_dict(model.state_dict(), strict=True)
     sample = make_sample(task)
@@ -140,8 +137,9 @@ def test_a_checkpoint_of_ours_restores_bit_for_bit(task):
 
 @pytest.mark.slow
 @SCRIPTS
-def test_torchscript_compiles_and_agrees(task):
-    model = build_model(task).eval()
+@pytest.mark.parametrize("name", ["svd", "mos"])
+def test_torchscript_compiles_and_agrees(task, name):
+    model = any_model(task, name).eval()
     sample = make_sample(task)
     inputs = sample["net_input"]
     scripted = torch.jit.script(model)
@@ -160,19 +158,6 @@ def test_pretrained_vectors_fill_the_table(task, tmp_path):
     torch.testing.assert_close(
         model.encoder.embed_tokens.weight[index], torch.tensor(row), rtol=1e-4, atol=1e-4
     )
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_language_model(task, shared):
-    options = {"share_decoder_input_output_embed": shared, "decoder_layers": 1}
-    model = build_model(task, "transformer_lm_sc", **options).eval()
-    assert len(find_svd_tables(model)) == 1
-    tokens = make_sample(task)["target"]
-    logits, _ = model(tokens)
-    assert logits.shape == (*tokens.shape, len(task.target_dictionary))
-    plain = build_model(task, "transformer_lm", **options).eval()
-    model.load_state_dict(plain.state_dict(), strict=True)
-    torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_importing_and_registering_again_changes_nothing():
@@ -253,33 +238,3 @@ def test_a_cut_output_dictionary_has_rows_of_its_own(task, embedding_type):
     by_count = {"weight_norm_weight": 1.0, "weight_norm_target_by_count": True}
     penalties = build_criterion(task, "mle_cosreg", **by_count).objective_of(model).penalties(0)
     assert all(math.isfinite(penalty.value) for penalty in penalties)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["transformer_lm_sc", "transformer_lm_mos"])
-def test_through_the_command_line(arch, run_cli, tiny_lm_data, tmp_path):
-    """Trained with one width, scored with and without a window of context, and sampled from."""
-    run_cli(
-        *("fairseq-train", tiny_lm_data, *USER_DIR, "--save-dir", tmp_path, "--arch", arch),
-        *("--task", "language_modeling", "--tokens-per-sample", "16", "--cpu"),
-        *("--criterion", "spectrum_control" if arch.endswith("_sc") else "mle_cosreg"),
-        *("--decoder-embed-dim", "12", "--decoder-layers", "1", "--decoder-attention-heads", "2"),
-        *("--decoder-ffn-embed-dim", "24", "--share-decoder-input-output-embed"),
-        *("--mixture-components", "3", "--optimizer", "adam", "--lr", "0.005", "--batch-size", "4"),
-        *("--max-update", "3", "--num-workers", "0", "--data-buffer-size", "0", "--seed", "1"),
-        cwd=tmp_path,
-    )
-    path = tmp_path / "checkpoint_last.pt"
-    found = []
-    for window in ("0", "8"):
-        done = run_cli(
-            *("fairseq-eval-lm", tiny_lm_data, "--path", path, *USER_DIR, "--gen-subset", "valid"),
-            *("--tokens-per-sample", "16", "--context-window", window, "--batch-size", "2"),
-            "--cpu",
-        )
-        output = done.stdout + done.stderr
-        tokens = int(re.search(r"Evaluated (\d+) tokens", output).group(1))
-        found.append((tokens, float(re.search(r"Perplexity: ([\d.]+)", output).group(1))))
-    (tokens, without), (same, within) = found
-    assert same == tokens and math.isfinite(without) and within != without
-    samples(run_cli, tiny_lm_data, path, tmp_path, "9")

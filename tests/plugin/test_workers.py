@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from tests.conftest import PACKAGE, TINY_LANGUAGE_MODEL, TINY_TRANSLATION
+from tests.conftest import PACKAGE, train_command
 from tests.slurm import write_slurm
 
 if shutil.which("bash") is None:
@@ -64,16 +64,11 @@ def launch(tmp_path_factory, fork_server, tiny_translation_data):
     env["PATH"] = f"{programs / 'bin'}{os.pathsep}{env['PATH']}"
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
-    def run(launcher, *more, recipe=None):
-        recipe = recipe or (
-            *(tiny_translation_data, "--arch", "transformer_sc", "--criterion", "spectrum_control"),
-            *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION, *TRAINING),
-        )
-        argv = (
-            *(*launcher, programs / "bin" / "fairseq-train", *recipe),
-            *("--max-epoch", "1", "--seed", "1", "--num-workers", "0", *ON_CPUS),
-            *("--data-buffer-size", "0", *more),
-        )
+    def run(launcher, folder, *more, recipe=None):
+        recipe = recipe or (tiny_translation_data, "transformer_sc", "spectrum_control", *TRAINING)
+        data, *flags = recipe
+        _, *command = train_command(data, folder, *flags, *ON_CPUS, *more)
+        argv = (*launcher, programs / "bin" / "fairseq-train", *command)
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             done = subprocess.run([*map(str, argv)], env=env, stdout=log, stderr=log)
             log.seek(0)
@@ -90,10 +85,7 @@ def restarted(tmp_path_factory, launch):
     folder = tmp_path_factory.mktemp("restarted")
     (folder / "dying").mkdir()
     (folder / "dying" / "__init__.py").write_text(DYING.format(package=PACKAGE.name), "utf-8")
-    printed = launch(
-        (*TORCHRUN, "--max_restarts", "1"),
-        *("--user-dir", folder / "dying", "--save-dir", folder),
-    )
+    printed = launch((*TORCHRUN, "--max_restarts", "1"), folder, "--user-dir", folder / "dying")
     assert f"Loaded checkpoint {folder / 'checkpoint_last.pt'} (epoch 1 @ 2 updates)" in printed
     return folder
 
@@ -125,8 +117,7 @@ def test_two_workers_of_slurm_go_on_for_one(one_worker, launch, tmp_path):
         port = free.getsockname()[1]
     shutil.copy(one_worker / HALF, tmp_path)
     printed = launch(
-        ("srun", "--ntasks", "2"),
-        *("--user-dir", PACKAGE, "--save-dir", tmp_path, "--restore-file", one_worker / HALF),
+        *(("srun", "--ntasks", "2"), tmp_path, "--restore-file", one_worker / HALF),
         *("--distributed-world-size", "2", "--distributed-port", port),
     )
     assert "(epoch 1 @ 2 updates)" in printed and "as rank 1" in printed
@@ -135,8 +126,7 @@ def test_two_workers_of_slurm_go_on_for_one(one_worker, launch, tmp_path):
 
 def test_two_workers_of_torch_s_own_data_parallelism(one_worker, launch, tmp_path):
     """``--ddp-backend pytorch_ddp`` asked for a GPU."""
-    backend = ("--ddp-backend", "pytorch_ddp")
-    launch(TORCHRUN, "--user-dir", PACKAGE, "--save-dir", tmp_path, *backend)
+    launch(TORCHRUN, tmp_path, "--ddp-backend", "pytorch_ddp")
     assert_same_training(one_worker, tmp_path)
 
 
@@ -145,11 +135,10 @@ def test_a_language_model_with_base_layers(arch, launch, tiny_lm_data, tmp_path)
     """Each worker has an expert of its own; the archs of this package left the layer out."""
     pytest.importorskip("scipy")
     recipe = (
-        *(tiny_lm_data, "--task", "language_modeling", "--arch", arch, *TINY_LANGUAGE_MODEL),
-        *("--criterion", "regularized_cross_entropy", "--base-layers", "1", "--optimizer", "sgd"),
-        *("--lr", "0.1", "--tokens-per-sample", "16", "--batch-size", "2", "--max-update", "2"),
+        *(tiny_lm_data, arch, "regularized_cross_entropy", "--base-layers", "1"),
+        *("--optimizer", "sgd", "--lr", "0.1", "--batch-size", "2", "--max-update", "2"),
     )
-    launch(TORCHRUN, "--user-dir", PACKAGE, "--save-dir", tmp_path, recipe=recipe)
+    launch(TORCHRUN, tmp_path, recipe=recipe)
     one, two = (model_of(tmp_path / f"checkpoint_last-rank-{rank}.pt") for rank in range(2))
     experts = [name for name in one if "expert_network" in name and "ff2" in name]
     assert experts and all((one[name] != two[name]).any() for name in experts)

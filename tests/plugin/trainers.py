@@ -28,12 +28,22 @@ OPTIMIZERS = {
     "muon": ("--optimizer", "muon", "--lr", "0.02"),
     "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
 }
+# Further ones, whose state is carried over to other factors of a table.
+STATES = {
+    "sgd with momentum": ("--optimizer", "sgd", "--lr", "0.5", "--momentum", "0.9"),
+    "nag": ("--optimizer", "nag", "--lr", "0.1", "--momentum", "0.9"),
+    "adagrad": ("--optimizer", "adagrad", "--lr", "0.05"),
+    "adafactor with a mean": ("--optimizer", "adafactor", "--beta1", "0.9", "--lr", "0.02"),
+}
 PRECISIONS = {
     "float32": (),
     "fp16": ("common.fp16=true", "common.fp16_no_flatten_grads=true"),
     "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
     "bf16": ("common.bf16=true",),
 }
+MUON = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
+)
 # Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
 UNUSED = {*DEAD, "_float_tensor"}
 ALL_PRECISIONS = [
@@ -61,16 +71,17 @@ def parsed(*flags):
 
 
 def build_trainer(
-    *overrides, optimizer="adam", arch="transformer_sc", table="plain", begin=True, **flags
+    *overrides, optimizer="adam", arch="transformer_sc", table="plain", begin=True, **criterion
 ):
     """A trainer of a tiny Transformer with a shared table of some kind, in its first epoch.
 
     fairseq loads a checkpoint before the epoch begins: with ``begin=False`` it has not begun.
     """
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
+    flags = parsed(*{**OPTIMIZERS, **STATES}[optimizer])
+    cfg = OmegaConf.merge(flags, OmegaConf.from_dotlist(list(overrides)))
     task = Task(words())
     model = build_model(task, arch, embedding_type=table)
-    trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
+    trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **criterion}))
     trainer.reset_dummy_batch(make_sample(task))
     if begin:
         trainer.begin_epoch(1)
@@ -83,11 +94,11 @@ def take_updates(trainer, updates):
         trainer.train_step([make_sample(trainer.task, seed=seed)])
 
 
-def save_in_epoch(trainer, path, done):
-    """Save after ``done`` updates of the first epoch, as fairseq does."""
-    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": done, "shuffle": True}
+def save_in_epoch(trainer, path, done, epoch=1, val_loss=None):
+    """Save after ``done`` updates of an epoch, as fairseq does; 0 at the end of the one before."""
+    iterator = {"version": 2, "epoch": epoch, "iterations_in_epoch": done, "shuffle": True}
     trainer.consolidate_optimizer()
-    trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": None})
+    trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": val_loss})
 
 
 def resumed_from(trainer, build, path, done):
@@ -126,11 +137,13 @@ def counted(trainer):
     return weight[[i for i in range(len(weight)) if i not in excluded]]
 
 
-def flattened_fp16():
+def flattened_fp16(kind=FairseqAdam, name="adam", *overrides):
     """What --fp16 does on a GPU: (optimiser, its parameters, the tensor that holds them all)."""
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
+    overrides = OmegaConf.from_dotlist(["common.fp16=true", *overrides])
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS[name]), overrides)
     params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
     flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
+    flat.grad = torch.zeros_like(flat)
     # The key is the device's number, which a CPU does not have.
-    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    optimizer = FP16Optimizer(cfg, params, kind(cfg.optimizer, [flat]), {None: flat})
     return optimizer, params, flat
