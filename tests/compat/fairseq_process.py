@@ -46,15 +46,6 @@ class Fails(NamedTuple):
     kind: str = "BaseException"
 
 
-def environment() -> Dict[str, str]:
-    """Environment of a child process: one thread, and the package importable."""
-    package = importlib.util.find_spec("spectral_fairseq")
-    assert package is not None and package.origin is not None
-    home = str(Path(package.origin).parents[1])
-    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-
-
 class FairseqProcess:
     """Calls functions in processes that have imported fairseq.
 

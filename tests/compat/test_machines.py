@@ -20,7 +20,7 @@ from spectral_fairseq.compat.machines import (
 )
 from spectral_fairseq.errors import ConfigurationError
 from tests.compat.conftest import train_arguments
-from tests.compat.fairseq_process import Fails, Failure, environment
+from tests.compat.fairseq_process import Fails, Failure
 from tests.slurm import write_slurm
 
 # Names that numpy has retired
@@ -401,19 +401,22 @@ if sys.argv[2] == "error":
 """
 
 
-def stop_early(kind, how="end"):
-    command = [sys.executable, "-c", _STOP_EARLY, kind, how]
-    return subprocess.run(command, env=environment(), capture_output=True).returncode
+@pytest.fixture
+def stop_early(fork_server):
+    def exit_status(kind, how="end"):
+        command = [sys.executable, "-c", _STOP_EARLY, kind, how]
+        env = fork_server.environment()
+        return subprocess.run(command, env=env, capture_output=True).returncode
+
+    return exit_status
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python suspends such threads")
-def test_fairseq_as_installed_aborts():
+def test_fairseq_as_installed_aborts(stop_early):
     assert any(stop_early("bare") == _ABORT for _ in range(10))  # it is a race
 
 
-@pytest.mark.slow
-def test_patched_fairseq_exits_cleanly_or_with_the_status_of_an_error():
+def test_patched_fairseq_exits_cleanly_or_with_the_status_of_an_error(stop_early):
     assert [stop_early("patched") for _ in range(2)] == [0, 0]
     assert stop_early("patched", "error") == 1
 

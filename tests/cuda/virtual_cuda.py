@@ -428,36 +428,22 @@ class _Python:
 
 
 def _to_method(python: _Python, original: Any) -> Any:
-    def to(tensor, *rest, **kwargs):
-        device = kwargs.pop("device", None)
-        other = kwargs.pop("other", None)
-        kept = []
-        for one in rest:
-            if isinstance(one, torch.Tensor):
-                other = one
-            elif isinstance(one, (torch.device, str)):
-                device = one
-            elif isinstance(one, int) and not isinstance(one, bool):
-                device = CUDA
-            else:
-                kept.append(one)
-        dtype = kwargs.pop("dtype", None)
-        if other is not None:
-            device, dtype = (CUDA if on_gpu(other) else CPU), other.dtype
-        flags = [one for one in kept if isinstance(one, bool)]
-        for one in kept:
-            if isinstance(one, torch.dtype):
-                dtype = one
-        non_blocking = kwargs.pop("non_blocking", flags[0] if flags else False)
-        copy = kwargs.pop("copy", flags[1] if len(flags) > 1 else False)
+    def to(tensor, *given, copy=False, **named):
+        like = [one for one in (*given, *named.values()) if isinstance(one, torch.Tensor)]
+        if like:
+            given, named = (CUDA if on_gpu(like[0]) else CPU, like[0].dtype), {}
+        if given and type(given[0]) is int:
+            given = (CUDA, *given[1:])
+        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*given, **named)
+        layout = {} if layout is None else {"memory_format": layout}
         target = place(tensor) if device is None else kind_of(device)
         if target not in ("cuda", "cpu", None):
-            return original(tensor, device, dtype, non_blocking, copy, **kwargs)
+            return original(tensor, device, dtype, non_blocking, copy, **layout)
         if target is not None and place(tensor) not in (target, None):
             tensor, copy = python._moved(tensor, target), False
-        if dtype is None and not copy and not kwargs:
+        if dtype is None and not copy and not layout:
             return tensor
-        return original(tensor, dtype or tensor.dtype, copy=copy, **kwargs)
+        return original(tensor, dtype or tensor.dtype, copy=copy, **layout)
 
     return to
 

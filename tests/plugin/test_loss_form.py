@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerDecoder
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood import SMALL_IN_HALF, Blockwise
 from tests.plugin.conftest import (
+    KINDS,
     LONGEST_FIRST,
     any_model,
     assert_close,
@@ -34,22 +35,26 @@ MODELS = ("svd", "mos", "transformer shared", "transformer separate", "lstm sepa
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_form_gives_the_dense_loss(task, name, smoothing, training):
-    options = {**OFF, "label_smoothing": smoothing, "ignore_prefix_size": 1}
-    model = any_model(task, name).double().train(training)
+@pytest.mark.parametrize("name, options", [
+    *((name, {"embedding_type": kind}) for name in ("plain", "capped", "mos", "moc")
+      for kind in KINDS),
+    ("moc", {"logit_softcap": 1.5}),
+    *((name, {}) for name in ("transformer shared", "transformer separate", "lstm separate")),
+])  # fmt: skip
+def test_every_form_gives_the_loss_of_fairseqs_criterion(task, name, options, smoothing):
+    model = any_model(task, name, **options).double()
     sample = make_sample(task, sizes=LONGEST_FIRST)
-    (dense, _, log), *others = (
-        build_criterion(task, loss_form=form, **options)(model, sample)
-        for form in ("dense", "auto", "blockwise")
-    )
-    expected = gradients(model, dense)
-    for loss, _, other in others:
-        torch.testing.assert_close(loss, dense, rtol=1e-6, atol=0, check_dtype=False)
-        for key, value in log.items():
-            assert float(other[key]) == pytest.approx(float(value), rel=1e-6)
-        assert_close(gradients(model, loss), expected, rtol=1e-6, atol=1e-6)
+    flags = {"label_smoothing": smoothing, "ignore_prefix_size": 1}
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **flags)
+    for training in (True, False):
+        expected, _, log = plain(model.train(training), sample)
+        wanted = gradients(model, expected)
+        for form in ("dense", "auto", "blockwise"):
+            loss, _, other = build_criterion(task, loss_form=form, **OFF, **flags)(model, sample)
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6, check_dtype=False)
+            for key, value in log.items():
+                assert float(other[key]) == pytest.approx(float(value), rel=1e-6)
+            assert_close(gradients(model, loss), wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
