@@ -10,17 +10,17 @@ import itertools
 import random
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from fairseq import utils
 from torch import nn
 
-from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.heads import HEADS
 from spectral_fairseq.lm.awd_lstm import Carry
 from tests.plugin.conftest import (
+    KINDS,
     build_criterion,
     build_host_model,
     build_model,
@@ -41,73 +41,54 @@ PRECISIONS = {
 
 # Smooth: a ReLU whose input is nearly zero turns with rounding, and a gradient is 4 % off.
 _SMOOTH = {"activation_fn": "gelu"}
+_XL = {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5}
 _SMALL: Dict[str, Dict[str, Any]] = {
     "transformer_sc": _SMOOTH,
     "transformer_lm_sc": {"share_decoder_input_output_embed": True, **_SMOOTH},
     "awd_lstm_ptb": {"decoder_hidden_size": 12, "decoder_layers": 2},
-    "transformer_xl_wt103_small": {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5},
+    "transformer_xl_wt103_small": {**_XL, "adaptive_softmax_cutoff": ""},
 }
+_MIXTURE = {"mixture_components": 3, "mixture_context_scale": 4.0}
 _LSTM = {
     "share_all_embeddings": True,
-    **{f"{side}_dropout_{end}": 0.0 for side in ("encoder", "decoder") for end in ("in", "out")},
     **{f"{name}_size": 16 for name in ("encoder_hidden", "decoder_hidden")},
     "decoder_out_embed_dim": 16,
 }
 
 
 class Model(NamedTuple):
-    """A model of the matrix.
+    """A model of the matrix; ``own_loss``: its head computes its loss."""
 
-    ``data`` is ``translation``, ``text`` or ``stream``; ``own_loss``: its head computes its loss.
-    """
-
-    data: str
+    arch: str
     table: str
     own_loss: bool
-    make: Callable[[], nn.Module]
+    options: Dict[str, Any]
 
+    @property
+    def data(self) -> str:
+        """``translation``, ``text`` or ``stream``."""
+        if self.arch.startswith(("awd_lstm", "transformer_xl")):
+            return "stream"
+        return "text" if "_lm" in self.arch else "translation"
 
-def _data_of(arch: str) -> str:
-    if arch.startswith(("awd_lstm", "transformer_xl")):
-        return "stream"
-    return "text" if "_lm" in arch else "translation"
+    def make(self) -> nn.Module:
+        """Build it."""
+        build = build_host_model if self.arch == "lstm_mos" else build_model
+        return build(TASK, self.arch, embedding_type=self.table, **self.options)
 
 
 def _models() -> Iterator[Tuple[str, Model]]:
     for arch, sizes in _SMALL.items():
-        for table in (kind.kind for kind in TABLES):
-            for kind in HEADS:
-                head, own_loss = kind.kind, kind.own_loss
-                options = {"embedding_type": table, "output_head": head}
-                if head in ("mos", "moc"):
-                    options.update(mixture_components=3, mixture_context_scale=4.0)
-                elif arch.startswith("transformer_xl"):
-                    options.update(adaptive_softmax_cutoff="")
-                options = {**sizes, **options}
-
-                def make(arch: str = arch, options: Dict[str, Any] = options) -> nn.Module:
-                    return build_model(TASK, arch, **options)
-
-                yield (
-                    f"{arch} {table} {head}",
-                    Model(_data_of(arch), table, own_loss, make),
-                )
+        for table in KINDS:
+            for head in HEADS:
+                mixture = _MIXTURE if head.kind in ("mos", "moc") else {}
+                options = {**sizes, **mixture, "output_head": head.kind}
+                yield f"{arch} {table} {head.kind}", Model(arch, table, head.own_loss, options)
+    options = {**_XL, "adaptive_softmax_cutoff": "10,20,40"}
     for table in ("plain", "svd"):
-        options = {
-            **_SMALL["transformer_xl_wt103_small"],
-            "embedding_type": table,
-            "adaptive_softmax_cutoff": "10,20,40",
-        }
-
-        def make_adaptive(options: Dict[str, Any] = options) -> nn.Module:
-            return build_model(TASK, "transformer_xl_wt103_small", **options)
-
-        yield f"transformer_xl {table} adaptive", Model("stream", table, True, make_adaptive)
-    lstm = {"embedding_type": "svd", "mixture_components": 3, **_LSTM}
-    yield (
-        "lstm_mos",
-        Model("translation", "svd", True, lambda: build_host_model(TASK, "lstm_mos", **lstm)),
-    )
+        model = Model("transformer_xl_wt103_small", table, True, options)
+        yield f"transformer_xl {table} adaptive", model
+    yield "lstm_mos", Model("lstm_mos", "svd", True, {"mixture_components": 3, **_LSTM})
 
 
 MODELS: Dict[str, Model] = dict(_models())

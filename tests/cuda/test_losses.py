@@ -15,7 +15,6 @@ from spectral_fairseq.functional.consistency_loss import consistency_cross_entro
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.products import has_wide_products
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from tests.reference import losses as reference
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError
@@ -162,13 +161,6 @@ def test_blocks_grow_with_free_memory():
             sizes.append(elements_for(device))
     assert sizes == [BLOCK_ELEMENTS, 2**25, CUDA_BLOCK_ELEMENTS, CUDA_BLOCK_ELEMENTS]
     assert elements_for(torch.device("cpu")) == BLOCK_ELEMENTS
-
-
-def test_reference_of_the_log_mixture():
-    leaves, targets = leaves_of()
-    log_p = reference.log_mixture(leaves[0], leaves[1].log_softmax(-1), leaves[2])
-    expected = -log_p.gather(1, targets[:, None]).sum()
-    torch.testing.assert_close(on_device("log-mixture", leaves, targets, 1)[0], expected)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -35,21 +35,13 @@ def quantised(tmp_path, pattern, max_update=0, tied=True, **options):
     trainer = build_trainer(begin=False, **options)
     if not tied:
         trainer._model = untied(trainer.task)
-    path = tmp_path / "pq.yaml"
-    OmegaConf.save(
-        {
-            "n_centroids": {
-                "Linear": {"key": "in_features", "value": {"*": 4}},
-                "Embedding": {"key": "embedding_dim", "value": {"*": 4}},
-            },
-            "block_sizes": {
-                "Linear": {"key": "fuzzy_name", "value": {"*": 4}},
-                "Embedding": {"key": "fuzzy_name", "value": {"*": 4}},
-            },
-            "layers_to_quantize": [pattern],
-        },
-        path,
-    )
+    path, widths = tmp_path / "pq.yaml", {"Linear": "in_features", "Embedding": "embedding_dim"}
+    settings = {
+        "n_centroids": {kind: {"key": key, "value": {"*": 4}} for kind, key in widths.items()},
+        "block_sizes": {kind: {"key": "fuzzy_name", "value": {"*": 4}} for kind in widths},
+        "layers_to_quantize": [pattern],
+    }
+    OmegaConf.save(settings, path)
     trainer.quantizer = Quantizer(str(path), 0 if max_update else 1, max_update)
     trainer.quantizer.set_trainer(trainer)
     return trainer
