@@ -57,7 +57,10 @@ NAIVE = {
     ),
     "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
     "mean_vector_weight": ("mean_vector", lambda w: w.mean(0).square().sum()),
-    "spectrum_weight": ("spectrum", lambda w: (torch.linalg.svdvals(w) - PRIOR).square().sum()),
+    "spectrum_weight": (
+        "spectrum",
+        lambda w: (torch.linalg.svdvals(w) - PRIOR[: w.size(1)]).square().sum(),
+    ),
 }
 
 
