@@ -105,9 +105,10 @@ def load_without_safety(path, installed_again):
     assert old in source or "weights_only=False" in source
     exec(source.replace(old, new), vars(checkpoint_utils))
     if installed_again:  # which fails where it has no effect
-        from spectral_fairseq.compat.checkpoints import SAFE_LOADING
+        from spectral_fairseq.compat.checkpoints import DAMAGED_CHECKPOINT, SAFE_LOADING
 
         SAFE_LOADING.install()
+        DAMAGED_CHECKPOINT.install()
     checkpoint_utils.load_checkpoint_to_cpu(path)
 
 
