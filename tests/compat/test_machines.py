@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_fairseq.compat.machines import (
-    ENCODER_FAST_PATH,
-    JOBLIB_WORKERS,
-    balanced_assignment,
-)
+from spectral_fairseq.compat.machines import ENCODER_FAST_PATH, JOBLIB_WORKERS, balanced_assignment
 from spectral_fairseq.errors import ConfigurationError
 from tests.compat.conftest import train_arguments
 from tests.compat.fairseq_process import Fails, Failure

@@ -190,15 +190,16 @@ def orders():
     """The order of eight batches in four epochs, of which the last two are shuffled."""
     import inspect
 
+    import torch
     from fairseq.data.iterators import EpochBatchIterator
 
     known = inspect.signature(EpochBatchIterator.__init__).parameters
     reuse = {"reuse_dataloader": True} if "reuse_dataloader" in known else {}
+    data = torch.utils.data.TensorDataset(torch.arange(8))
     batches = [[index] for index in range(8)]
-    iterator = EpochBatchIterator([*range(8)], list, batches, seed=1, **reuse)
-    return [
-        [batch[0] for batch in iterator.next_epoch_itr(shuffle=epoch > 2)] for epoch in range(1, 5)
-    ]
+    iterator = EpochBatchIterator(data, list, batches, seed=1, **reuse)
+    epochs = (iterator.next_epoch_itr(shuffle=epoch > 2) for epoch in range(1, 5))
+    return [[int(index) for ((index,),) in epoch] for epoch in epochs]
 
 
 def test_shuffled_after_the_curriculum(which, process):

@@ -25,9 +25,7 @@ from spectral_fairseq.plugin import cpu
 from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
-from tests.plugin.trainers import (
-    build_trainer,
-)
+from tests.plugin.trainers import build_trainer
 
 FAST = ("--float32-products", "fast")
 SAYS = "float32 products are computed"

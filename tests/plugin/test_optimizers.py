@@ -18,13 +18,7 @@ from spectral_fairseq.plugin.optimizers import (
     two_numbers,
 )
 from tests.plugin.conftest import build_host_model, build_model, make_sample
-from tests.plugin.trainers import (
-    ALL_PRECISIONS,
-    MUON,
-    PRECISIONS,
-    build_trainer,
-    take_updates,
-)
+from tests.plugin.trainers import ALL_PRECISIONS, MUON, PRECISIONS, build_trainer, take_updates
 
 BOTH = ["coupled adam", pytest.param("muon", marks=MUON)]
 
