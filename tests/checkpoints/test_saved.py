@@ -7,23 +7,10 @@ from spectral_fairseq.errors import CheckpointError
 
 
 def test_a_run_is_followed_in_the_order_of_training(tmp_path):
-    for name in (
-        "checkpoint2.pt",
-        "checkpoint10.pt",
-        "checkpoint_2_900.pt",
-        "checkpoint_1_50.pt",
-        "checkpoint1.pt",
-        "checkpoint_best.pt",
-        "checkpoint_last.pt",
-    ):
-        (tmp_path / name).touch()
-    assert [path.stem for path in saved_epochs(tmp_path)] == [
-        "checkpoint_1_50",
-        "checkpoint1",
-        "checkpoint_2_900",
-        "checkpoint2",
-        "checkpoint10",
-    ]
+    for which in ("2", "10", "_2_900", "_1_50", "1", "_best", "_last"):
+        (tmp_path / f"checkpoint{which}.pt").touch()
+    found = [path.stem for path in saved_epochs(tmp_path)]
+    assert found == [f"checkpoint{which}" for which in ("_1_50", "1", "_2_900", "2", "10")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="at least one checkpoint<epoch>.pt"):
         saved_epochs(tmp_path / "empty")

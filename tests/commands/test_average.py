@@ -88,39 +88,28 @@ def saved(path, model):
     return str(path)
 
 
+# Entry -> its two values and their average.
+PLAIN = {
+    "a.weight": (torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 4.0]]), [[1.5, 3.5]]),
+    # The sum overflows.
+    "half": (torch.tensor([2080.0, 1.0]).half(), torch.tensor([65504.0, 2.0]).half(), [33792, 1.5]),
+    "steps": (torch.tensor(7), torch.tensor(9), 7),
+    "empty": (torch.zeros(0), torch.zeros(0), []),
+    "double": (torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 5.0]).double(), [2, 3.5]),
+}
+
+
 def test_plain_tensors_integers_and_half(tmp_path):
-    shared = torch.tensor([[1.0, 3.0]])
-    one = saved(
-        tmp_path / "1.pt",
-        {
-            "a.weight": shared,
-            "b.weight": shared,
-            "half": torch.tensor([2080.0, 1.0], dtype=torch.float16),
-            "steps": torch.tensor(7),
-            "empty": torch.zeros(0),
-            "double": torch.tensor([1.0, 2.0], dtype=torch.float64),
-        },
-    )
-    other = saved(
-        tmp_path / "2.pt",
-        {
-            "a.weight": shared + 1,
-            "b.weight": shared + 1,
-            "half": torch.tensor([65504.0, 2.0], dtype=torch.float16),  # the sum overflows
-            "steps": torch.tensor(9),
-            "empty": torch.zeros(0),
-            "double": torch.tensor([3.0, 5.0], dtype=torch.float64),
-        },
-    )
+    paths = [tmp_path / "1.pt", tmp_path / "2.pt"]
+    for number, path in enumerate(paths):
+        model = {name: values[number] for name, values in PLAIN.items()}
+        saved(path, {**model, "b.weight": model["a.weight"]})
     out = tmp_path / "out.pt"
-    assert main(["average", one, other, "--output", str(out)]) == 0
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
     found = load_checkpoint(out)["model"]
-    assert found["a.weight"].tolist() == [[1.5, 3.5]]
     assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
-    assert found["half"].dtype == torch.float16
-    assert found["half"].tolist() == [33792.0, 1.5]
-    assert found["steps"].item() == 7 and found["steps"].dtype == torch.int64
-    assert found["double"].tolist() == [2.0, 3.5]
+    for name, (first, _, mean) in PLAIN.items():
+        assert found[name].dtype == first.dtype and found[name].tolist() == mean, name
 
 
 def test_the_average_generates_and_trains_on(folder, tiny_translation_data, run_cli, tmp_path):

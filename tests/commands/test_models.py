@@ -94,23 +94,9 @@ def test_blocks_predict_every_token_once_with_its_context(total, block, context,
 def host_perplexity(path, data, block, context, split="valid"):
     parser = options.get_eval_lm_parser()
     arguments = [
-        str(data),
-        "--path",
-        str(path),
-        "--gen-subset",
-        split,
-        "--cpu",
-        "--no-progress-bar",
-        "--tokens-per-sample",
-        str(block),
-        "--context-window",
-        str(context),
-        "--required-batch-size-multiple",
-        "1",
-        "--batch-size",
-        "1",
-        "--num-workers",
-        "0",
+        *(str(data), "--path", str(path), "--gen-subset", split, "--cpu", "--no-progress-bar"),
+        *("--tokens-per-sample", str(block), "--context-window", str(context)),
+        *"--required-batch-size-multiple 1 --batch-size 1 --num-workers 0".split(),
     ]
     args = options.parse_args_and_arch(parser, input_args=arguments)
     return float(eval_lm.main(convert_namespace_to_omegaconf(args))["perplexity"])

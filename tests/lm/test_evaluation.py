@@ -56,20 +56,6 @@ def test_streams_equal_their_parts_one_by_one(length, streams):
     assert found.nll == pytest.approx(expected, rel=1e-12)
 
 
-def test_every_token_is_a_target_once_and_follows_its_input():
-    tokens = torch.arange(3, 40)
-    seen = []
-    for segment in reader(tiny_model(words=40), 5, 4).segments(tokens):
-        assert segment.tokens.shape == segment.targets.shape
-        counted = segment.targets.ne(PADDING)
-        assert torch.equal(counted, segment.tokens.ne(PADDING))
-        before = segment.targets[counted] - 1  # the corpus counts upwards
-        before[segment.targets[counted] == 3] = START
-        assert torch.equal(segment.tokens[counted], before)
-        seen += segment.targets[counted].tolist()
-    assert sorted(seen) == tokens.tolist()
-
-
 @pytest.mark.parametrize("segment", [3, 41])
 def test_cache_equals_its_naive_loop_for_every_value_of_a_grid(segment):
     model, tokens = tiny_model(), corpus(41)

@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.training import (
@@ -176,21 +175,3 @@ def test_settings_of_another_kind_are_warned_of():
     torch.testing.assert_close(found["lm_head.weight"], model.lm_head.weight.detach())
     plain_(model)
     assert set(model.save_pretrained("")) == {"lm_head.weight"}
-
-
-@pytest.mark.parametrize("layout", ["gpt2", "llama, tied", "t5"])
-def test_beside_torchs_own_parametrizations(transformers, layout, tmp_path):
-    """They break ties without a word; the tables of this package do not."""
-    if not hasattr(parametrizations, "weight_norm"):
-        pytest.skip("this torch has no such parametrization")
-    model = build(transformers, layout)
-    parametrizations.weight_norm(model.get_submodule(LAYOUTS[layout][1][0]))
-    step(model)
-    assert not are_tied(model, layout)
-    model = build(transformers, layout)
-    weight_norm_(model)
-    step(model)
-    weights = [model.get_submodule(name).weight for name in LAYOUTS[layout][1]]
-    assert all(torch.equal(one, weights[0]) for one in weights)
-    model.save_pretrained(tmp_path)
-    assert are_tied(loaded(model, tmp_path), layout)
