@@ -50,7 +50,6 @@ from spectral_fairseq.functional.blocks import (
     padded,
     product_dtype,
     scaled_gradients,
-    softmax_,
     token_blocks,
 )
 from spectral_fairseq.functional.products import differentiable_once
@@ -172,21 +171,19 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                     # 1 for a token, 0 for a row that only fills the block up.
                     real = tokens.size(0)
                     counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [r]
-                    scores = block_scores(rows)  # [r, n]
                     columns = filled(targets[tokens] - start, size)  # [r], of the targets
                     if j > 0:
-                        target_score = scores.gather(1, columns.unsqueeze(1)).squeeze(1)
-                        loss = softmax_(scores) - target_score
+                        scores, log_z, target_score = block_scores.softmax(rows, columns)
+                        loss = log_z - target_score
                         weights = hits = counted
                     else:
                         # See Note [A head of two sources].
                         is_word = filled(piece[tokens].eq(0), size)
                         columns = columns.masked_fill(~is_word, 0)
-                        word_score = scores.gather(1, columns.unsqueeze(1)).squeeze(1)
+                        scores, log_z_words, word_score = block_scores.softmax(rows, columns)
                         q = filled(cluster_scores[tokens].to(sum_dtype), size)  # [r, J]
                         cluster = filled((piece[tokens] - 1).clamp_(min=0).unsqueeze(1), size)
                         cluster_score = q.gather(1, cluster).squeeze(1)
-                        log_z_words = softmax_(scores)
                         log_z = torch.logaddexp(log_z_words, torch.logsumexp(q, 1))
                         loss = log_z - torch.where(is_word, word_score, cluster_score)
                         weights = (log_z_words - log_z).exp_() * counted

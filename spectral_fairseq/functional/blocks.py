@@ -41,6 +41,8 @@ BLOCK_ELEMENTS = 4 * 1024 * 1024
 CUDA_BLOCK_ELEMENTS = 128 * 1024 * 1024
 # The scores, their log-space form, a temporary of that and what the products read, at most.
 BYTES_PER_SCORE = 16
+# Number of scores in the cache of a core, 512 KiB of float32.
+CACHED_SCORES = 128 * 1024
 
 SIZES_PER_OCTAVE = 4
 
@@ -60,7 +62,10 @@ def elements_for(device: torch.device) -> int:
 
 
 def tokens_per_block(
-    matrix: Tensor, block_elements: Optional[int] = None, softmaxes: int = 1
+    matrix: Tensor,
+    block_elements: Optional[int] = None,
+    softmaxes: int = 1,
+    half_precision: bool = False,
 ) -> int:
     """Return how many tokens fit into a block of ``block_elements`` scores, at least one.
 
@@ -75,10 +80,12 @@ def tokens_per_block(
         matrix: W, shape (N, d).
         block_elements: number of scores held at a time.
         softmaxes: rows of scores of each token.
+        half_precision: whether a score takes two bytes, so that twice as many fit.
     """
     vocabulary, dim = matrix.shape
     if block_elements is None and matrix.device.type == "cpu":
-        rows = max(BLOCK_ELEMENTS // vocabulary, dim // 2)
+        elements = 2 * BLOCK_ELEMENTS if half_precision else BLOCK_ELEMENTS
+        rows = max(elements // vocabulary, dim // 2)
     else:
         rows = (block_elements or elements_for(matrix.device)) // vocabulary
     return max(1, rows // softmaxes)
@@ -203,12 +210,18 @@ class BlockScores:
     Attributes:
         table: W in the dtype of the products.
         accumulation_dtype: of the scores.
+        overwrites_products: whether :meth:`softmax` stays in the memory of the products, which a
+            processor rounds to bfloat16: it is computed in float32, a few rows at a time, which
+            stay in the cache.
     """
 
     def __init__(self, matrix: Tensor, bias: Optional[Tensor], dtype: torch.dtype) -> None:
         self.table = matrix.to(dtype)
         self.accumulation_dtype = accumulation_dtype(dtype)
         self.bias = None if bias is None else bias.to(self.accumulation_dtype)
+        self.overwrites_products = (
+            dtype == torch.bfloat16 and matrix.device.type == "cpu" and bias is None
+        )
 
     def rows(self, contexts: Tensor, size: int) -> Tensor:
         """Return ``contexts``, shape (t, *, d), in the dtype of the products and ``size`` rows."""
@@ -220,6 +233,43 @@ class BlockScores:
         if self.bias is not None:
             scores += self.bias
         return scores
+
+    def softmax(
+        self, rows: Tensor, targets: Tensor, margin: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """Return the softmax of the scores, its log sum exp, and the scores of the targets.
+
+        Args:
+            rows: shape (r, d).
+            targets: shape (r,).
+            margin: what the scores of the targets lose, shape (r,).
+
+        Returns:
+            Shape (r, N), in the dtype of the products if :attr:`overwrites_products`, and shape
+            (r,) twice, in that of the scores.
+        """
+
+        def softmax_of_(scores: Tensor, part: slice) -> Tuple[Tensor, Tensor]:
+            index = targets[part].unsqueeze(1)
+            if margin is not None:
+                scores.scatter_add_(1, index, -margin[part].unsqueeze(1))
+            target_scores = scores.gather(1, index).squeeze(1)
+            return softmax_(scores), target_scores
+
+        if not self.overwrites_products:
+            scores = self(rows)
+            return (scores, *softmax_of_(scores, slice(None)))
+        products = matmul_transposed(rows, self.table)
+        few = max(1, CACHED_SCORES * torch.get_num_threads() // products.size(1))
+        wide = products.new_empty((few, products.size(1)), dtype=self.accumulation_dtype)
+        sums = []
+        for start in range(0, len(rows), few):
+            part = products[start : start + few]
+            scores = wide[: len(part)].copy_(part)
+            sums.append(softmax_of_(scores, slice(start, start + few)))
+            part.copy_(scores)
+        log_z, target_scores = map(torch.cat, zip(*sums))
+        return products, log_z, target_scores
 
 
 def softmax_(scores: Tensor) -> Tensor:
@@ -332,7 +382,7 @@ class GradientSums:
         """
         if self.contexts is None and self.matrix is None and self.bias is None:
             return
-        dtype = probabilities.dtype
+        dtype = accumulation_dtype(rows.dtype)
         words = slice(first_word, first_word + table.size(0))
         if self.bias is not None:
             bias_sum = self.bias[words]

@@ -375,9 +375,12 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                             block_scores.table,
                         )
                         continue
-                    scores = expert_scores(block_contexts, block_scores, margins)  # [t, K, N]
-                    target_score = scores.gather(2, index).squeeze(2)  # [t, K]
-                    log_likelihood = target_score - softmax_(scores)  # [t, K]
+                    row_targets = block_targets.repeat_interleave(experts)
+                    row_margin = None if margins is None else margins.margin.flatten()
+                    probabilities, log_z, target_score = block_scores.softmax(
+                        rows, row_targets, row_margin
+                    )
+                    log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
                     nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
                     loss_sum += nll
                     responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
@@ -392,9 +395,9 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     sums.add_block(
                         _rows_of(part, experts),
                         rows,
-                        scores.flatten(0, 1),
+                        probabilities,
                         block_scores.table,
-                        block_targets.repeat_interleave(experts),
+                        row_targets,
                         weights=responsibility.flatten(),
                         hits=responsibility.flatten(),
                     )

@@ -261,22 +261,29 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
-            block = tokens_per_block(matrix, block_elements)
+            narrow = linear and block_scores.overwrites_products
+            block = tokens_per_block(matrix, block_elements, half_precision=narrow)
             for part, size in token_blocks(tokens, block):
                 rows = block_scores.rows(contexts[part], size)  # [b, d]
                 block_targets = filled(targets[part], size)  # [b]
                 # 1 for a token, 0 for a row that only fills the block up.
                 real = part.stop - part.start
                 counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
-                scores = block_scores(rows)  # [b, N]
-                slope = None if softcap is None else softcap_(scores, softcap)
-                score_sum = None if slope is None or not uniform else scores.sum(1)
-                block_margin = None
+                slope = score_sum = block_margin = None
                 if margin is not None:
                     block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
-                    adversarial_logits(scores, block_targets, block_margin, inplace=True)
-                target_score = scores.gather(1, block_targets.unsqueeze(1)).squeeze(1)  # [b]
-                log_z = softmax_(scores)
+                if softcap is None:
+                    scores, log_z, target_score = block_scores.softmax(
+                        rows, block_targets, block_margin
+                    )
+                else:
+                    scores = block_scores(rows)  # [b, N]
+                    slope = softcap_(scores, softcap)
+                    score_sum = scores.sum(1) if uniform else None
+                    if block_margin is not None:
+                        adversarial_logits(scores, block_targets, block_margin, inplace=True)
+                    target_score = scores.gather(1, block_targets.unsqueeze(1)).squeeze(1)  # [b]
+                    log_z = softmax_(scores)
                 nll = plain_nll = log_z - target_score
                 loss = target_weight * nll
                 if word_sum is not None:

@@ -5,6 +5,7 @@ import torch
 
 from spectral_fairseq.functional import blocks
 from spectral_fairseq.functional.blocks import (
+    BlockScores,
     filled,
     padded,
     rows_for,
@@ -33,6 +34,7 @@ def test_a_block_of_a_large_dictionary_has_tokens_for_half_the_width():
     assert rows(267_735, 410, 267_735) == 1
     assert rows(267_735, 410, None, 5) == 41  # of a mixture of five
     assert rows(267_735, 410, None, 1000) == 1
+    assert rows(10_000, 2, None, 1, True) == 2 * blocks.BLOCK_ELEMENTS // 10_000
 
 
 def test_sizes_are_few_and_near():
@@ -75,3 +77,30 @@ def test_softmax_overwrites_the_scores():
     probabilities, log_z = torch.softmax(scores, -1), torch.logsumexp(scores, -1)
     torch.testing.assert_close(softmax_(scores), log_z)
     torch.testing.assert_close(scores, probabilities)
+
+
+@pytest.mark.parametrize("few", [1, 3, 7, 100])
+@pytest.mark.parametrize("with_margin", [False, True])
+def test_bfloat16_products_are_overwritten_by_their_softmax_in_float32(
+    few, with_margin, monkeypatch
+):
+    rows, words = torch.randn(7, 5).bfloat16(), torch.randn(11, 5).bfloat16()
+    targets, margin = torch.arange(7), torch.rand(7) if with_margin else None
+    scores = (rows @ words.t()).float()
+    if with_margin:
+        scores[torch.arange(7), targets] -= margin
+    monkeypatch.setattr(blocks, "CACHED_SCORES", few * 11)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    block_scores = BlockScores(words, None, torch.bfloat16)
+    probabilities, log_z, target_scores = block_scores.softmax(rows, targets, margin)
+    torch.testing.assert_close(probabilities, scores.softmax(1).bfloat16(), rtol=0, atol=2**-9)
+    torch.testing.assert_close(log_z, scores.logsumexp(1))
+    torch.testing.assert_close(target_scores, scores.diagonal(), rtol=0, atol=0)
+
+
+def test_scores_with_a_bias_stay_in_float32():
+    rows, words = torch.randn(7, 5).bfloat16(), torch.randn(11, 5).bfloat16()
+    block_scores = BlockScores(words, torch.randn(11), torch.bfloat16)
+    probabilities, _, _ = block_scores.softmax(rows, torch.arange(7))
+    expected = ((rows @ words.t()).float() + block_scores.bias).softmax(1)
+    torch.testing.assert_close(probabilities, expected)
