@@ -7,10 +7,9 @@ if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
     from spectral_fairseq.lm.coupled_adam import CoupledAdam
     from spectral_fairseq.lm.muon import Muon
-    from spectral_fairseq.training.control import SpectrumControl
+    from spectral_fairseq.training.control import SpectrumControl, TablePenalty
     from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
-    from spectral_fairseq.training.penalties import TablePenalty
     from spectral_fairseq.training.saving import restore_
     from spectral_fairseq.training.tables import factor_, repair_, weight_norm_
 
@@ -33,10 +32,7 @@ __all__ = [
 ]
 
 _PARTS = (
-    *(
-        f"training.{part}"
-        for part in ("control", "losses", "penalties", "tables", "groups", "saving")
-    ),
+    *(f"training.{part}" for part in ("control", "losses", "tables", "groups", "saving")),
     "functional.float32_products",
     "lm.coupled_adam",
     "lm.muon",

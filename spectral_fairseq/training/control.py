@@ -1,21 +1,38 @@
-"""Control of a plain output table's spectrum between the steps of any optimiser.
+"""What shapes the output table of a model that exists: control between steps, penalties in a loss.
 
-What is done is told in :mod:`spectral_fairseq.functional.table_control`; the defaults are those of
-the criterion ``spectrum_control`` for a plain table.
+:class:`SpectrumControl` changes a plain table between the steps of any optimiser; what is done is
+told in :mod:`spectral_fairseq.functional.table_control`, and the defaults are those of the
+criterion ``spectrum_control`` for a plain table. :class:`TablePenalty` is the weighted sum of the
+penalties of :mod:`spectral_fairseq.functional`, also on the factors of a table.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, check_range, listed
-from spectral_fairseq.functional.products import check_finite
-from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError, check_choice, check_range, listed
+from spectral_fairseq.functional.products import check_finite, row_norms
+from spectral_fairseq.functional.row_penalties import (
+    cosine_penalty,
+    mean_vector_penalty,
+    weight_norm_penalty,
+)
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
+    Prior,
+    check_rank,
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
 from spectral_fairseq.functional.table_control import (
     ControlRule,
     TableChange,
@@ -25,14 +42,70 @@ from spectral_fairseq.functional.table_control import (
     shared_plan,
 )
 from spectral_fairseq.training.modules import (
-    RowShard,
     check_has_owner,
+    check_not_sharded,
     check_table,
     excluded_rows,
-    row_shard,
+    output_layer,
     weight_of,
     without_wrappers,
 )
+from spectral_fairseq.training.tables import FactoredLayer
+
+# Control of a plain table between steps. Of one that is split by rows a worker has a part.
+
+
+class RowShard(NamedTuple):
+    """The rows that this worker holds of a table that ``fully_shard`` (FSDP 2) may have split.
+
+    Attributes:
+        rows: shape (n, d), in the memory of the parameter; writing to it changes the table.
+        start: index of the first one in the whole table.
+        group: of the workers that hold the other rows; ``None`` if there are none.
+    """
+
+    rows: Tensor
+    start: int
+    group: Any
+
+    def own(self, places: Sequence[int]) -> List[int]:
+        """Those of the indices of the whole table that are here, counted from ``start``."""
+        end = self.start + len(self.rows)
+        return [place - self.start for place in places if self.start <= place < end]
+
+    def summed(self, part: Tensor) -> Tensor:
+        """The sum of a tensor over the workers."""
+        if self.group is None:
+            return part
+        total = part.contiguous().clone()
+        torch.distributed.all_reduce(total, group=self.group)
+        return total
+
+
+@torch.no_grad()
+def row_shard(weight: Tensor) -> Optional[RowShard]:
+    """The part of a table on this worker; ``None`` if it is not split by rows alone.
+
+    A table that is also copied to other groups of workers (HSDP) is split in the same way in each.
+
+    Args:
+        weight: of any kind, shape (N, d).
+    """
+    if not any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
+        return None
+    table: Any = weight
+    split = [
+        (axis, place) for axis, place in enumerate(table.placements) if not place.is_replicate()
+    ]
+    if len(split) != 1 or type(split[0][1]).__name__ != "Shard" or split[0][1].dim != 0:
+        return None
+    axis, mesh = split[0][0], table.device_mesh
+    chunk = -(-table.size(0) // mesh.size(axis))
+    start = min(mesh.get_local_rank(axis) * chunk, table.size(0))
+    rows = table.to_local()
+    if len(rows) != min(chunk, table.size(0) - start):  # not in equal pieces, the last one smaller
+        return None
+    return RowShard(rows.detach(), start, mesh.get_group(axis))
 
 
 class SpectrumControl:
@@ -69,6 +142,7 @@ class SpectrumControl:
 
     Attributes:
         rule: what is done, and when.
+        excluded: indices of the rows that are left alone.
         updates: number of steps so far.
 
     Raises:
@@ -101,8 +175,8 @@ class SpectrumControl:
         self.updates = 0
         self._model, self._group, self._checked = model, group, False
         weight = self.weight
-        self._excluded = self._rows(excluded, weight)
-        count, dim = weight.size(0) - len(self._excluded), weight.size(1)
+        self.excluded = self._rows(excluded, weight)
+        count, dim = weight.size(0) - len(self.excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.spectrum(dim, 1.0)
         self._start_norm: Optional[float] = None
@@ -120,7 +194,9 @@ class SpectrumControl:
             UnsupportedError: as for the constructor.
         """
         weight = weight_of(self._model, "SpectrumControl")
-        check_table(weight, "SpectrumControl", whole=False)
+        if row_shard(weight) is None:
+            check_not_sharded(weight)
+        check_table(weight, "SpectrumControl")
         return weight
 
     def step(self, rate: float = 1.0) -> bool:
@@ -146,8 +222,13 @@ class SpectrumControl:
         if not self._checked and isinstance(self._model, Tensor) and has_workers():
             check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
-        rows, excluded, _ = self._own(weight)
-        apply_change_(rows, self._shared_plan(weight, rate), excluded)
+        part, excluded = self._part(weight)
+        group = part.group or self._group
+        first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
+        plan = functools.partial(self.plan, weight, rate)
+        together = part.group is not None
+        change = shared_plan(plan, part.rows, group=group, first=first, together=together)
+        apply_change_(part.rows, change, excluded)
         return True
 
     @torch.no_grad()
@@ -158,26 +239,21 @@ class SpectrumControl:
             weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
             rate: as for :meth:`step`.
         """
-        rows, excluded, shard = self._own(weight)
-        how = {} if shard is None else {"summed": shard.summed}
+        part, excluded = self._part(weight)
         prior = functools.partial(self._spectrum, weight)
-        return self.rule.plan(rows, min(1.0, rate), prior=prior, excluded=excluded, **how)
+        return self.rule.plan(
+            part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
+        )
 
-    def _own(self, weight: Tensor) -> Tuple[Tensor, Tensor, Optional[RowShard]]:
+    def _part(self, weight: Tensor) -> Tuple[RowShard, Tensor]:
         """The rows of a table that are here, and those of them that are left alone."""
-        shard = row_shard(weight)
-        if shard is None:
-            return weight, self.excluded_on(weight.device), None
-        excluded = shard.own(self._excluded)
-        return shard.rows, torch.tensor(excluded, dtype=torch.long, device=shard.rows.device), shard
+        part = row_shard(weight) or RowShard(weight, 0, None)
+        excluded = part.own(self.excluded)
+        return part, torch.tensor(excluded, dtype=torch.long, device=part.rows.device)
 
     def _spectrum(self, weight: Tensor, _: Tensor) -> Tensor:
         self._start_norm = self._start_norm or self._norm(weight)
         return self._prior.spectrum(weight.size(1), self._start_norm).to(weight.device)
-
-    def excluded_on(self, device: torch.device) -> Tensor:
-        """The rows that are left alone, shape (m,)."""
-        return torch.tensor(self._excluded, dtype=torch.long, device=device)
 
     def state_dict(self) -> Dict[str, Any]:
         """What a resumed training needs beside the model: numbers that JSON can hold."""
@@ -195,14 +271,6 @@ class SpectrumControl:
             raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
         self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
 
-    def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:
-        """The plan of the first worker, on every worker."""
-        rows, _, shard = self._own(weight)
-        group = self._group if shard is None else shard.group
-        first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
-        plan = functools.partial(self.plan, weight, rate)
-        return shared_plan(plan, rows, group=group, first=first, together=shard is not None)
-
     def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
         rows = list(excluded or ())
         if excluded is None and isinstance(self._model, nn.Module):
@@ -213,6 +281,108 @@ class SpectrumControl:
         return excluded_rows(rows, weight.size(0))
 
     def _norm(self, weight: Tensor) -> float:
-        rows, excluded, shard = self._own(weight)
-        how = {} if shard is None else {"summed": shard.summed}
-        return counted_norm(rows, excluded, **how)
+        part, excluded = self._part(weight)
+        return counted_norm(part.rows, excluded, part.summed)
+
+
+# Penalties on the table, weighted and summed.
+
+
+def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
+
+
+OF_SPECTRUM = {
+    "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
+    "d_optimal": _of_spectrum(d_optimal_penalty),
+    "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
+}
+PENALTIES: Dict[str, Callable[..., Tensor]] = {
+    "cosine": cosine_penalty,
+    "mean_vector": mean_vector_penalty,
+    **OF_SPECTRUM,
+}
+OF_FACTORS = ("spectrum", "orthogonality")
+
+
+class TablePenalty:
+    """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
+
+    Add it to a mean loss per token, or pass it as ``penalty`` of
+    :func:`~spectral_fairseq.training.losses.fused_loss_`; see Note [One scale] there.
+
+    Args:
+        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
+        weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
+        norm_target: nu of ``weight_norm``.
+        excluded: rows that are left out; negative ones are counted from the end.
+        **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
+            ``normalized_d_optimal``, whose definitions are those of
+            :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
+            the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared
+            distances of U'U and V'V from I.
+
+    Raises:
+        ConfigurationError: an unknown name, a negative weight, a row that is not in the table, no
+            table, a penalty on factors for a table without them, or one on singular values for one
+            with fewer rows than dimensions.
+    """
+
+    def __init__(
+        self,
+        model: Union[nn.Module, Tensor],
+        *,
+        weight_norm: float = 0.0,
+        norm_target: float = 1.0,
+        excluded: Sequence[int] = (),
+        **weights: float,
+    ) -> None:
+        known = ("weight_norm", *PENALTIES, *OF_FACTORS)
+        for name, weight in {"weight_norm": weight_norm, **weights}.items():
+            check_choice("a penalty", name, known)
+            check_range(f"`{name}`", weight, at_least=0)
+        table = weight_of(model, "TablePenalty")
+        self.excluded = excluded_rows(excluded, table.size(0))
+        self.model, self.weights = model, weights
+        self.weight_norm, self.norm_target = weight_norm, norm_target
+        of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
+        if of_spectrum:
+            count = len(table) - len(self.excluded)
+            check_rank(count, table.size(1), ", ".join(of_spectrum), "drop these weights")
+        if any(weights.get(name) for name in OF_FACTORS):
+            self._factors()
+
+    def _factors(self) -> SVDEmbedding:
+        layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
+        table = layer.used_table if isinstance(layer, FactoredLayer) else None
+        if not isinstance(table, SVDEmbedding):
+            wanted = f"a table of factors for {' and '.join(OF_FACTORS)}"
+            remedy = "Call factor_(model) first, or use SpectrumControl."
+            raise ConfigurationError(wanted, "one without", remedy)
+        return table
+
+    def terms(self) -> Dict[str, Tensor]:
+        """Each R before its weight, by name."""
+        weight = weight_of(self.model, "TablePenalty")
+        check_not_sharded(weight)
+        rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
+        penalties = {}
+        for name, share in self.weights.items():
+            if share and name in PENALTIES:
+                penalties[name] = PENALTIES[name](weight, rows)
+        if self.weight_norm:
+            norms = row_norms(weight.float())
+            penalties["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
+        if self.weights.get("spectrum"):
+            table = self._factors()
+            penalties["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
+        if self.weights.get("orthogonality"):
+            grams = self._factors().grams()
+            penalties["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
+        return penalties
+
+    def __call__(self) -> Tensor:
+        """The weighted sum, a scalar."""
+        weights = {**self.weights, "weight_norm": self.weight_norm}
+        terms = [weights[name] * term for name, term in self.terms().items()]
+        return functools.reduce(torch.add, terms) if terms else torch.zeros(())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import inspect
 import warnings
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -312,20 +312,17 @@ def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
     return sorted({row % rows for row in excluded})
 
 
-def check_table(weight: Any, use: str, whole: bool = True) -> None:
+def check_table(weight: Any, use: str) -> None:
     """Refuse what is no table of float32 (or float64) that is trained.
 
     Args:
         weight: of a layer.
         use: what is to be done to it.
-        whole: whether it may not be split by rows.
 
     Raises:
-        UnsupportedError: it is split over devices, quantised, or of 16 bits.
+        UnsupportedError: it is quantised, or of 16 bits.
         ConfigurationError: it is no matrix, computed from other parameters, or frozen.
     """
-    if whole or row_shard(weight) is None:
-        check_not_sharded(weight)
     remedy = "Pass the model, or another layer."
     if weight.dim() != 2:
         raise ConfigurationError(f"a matrix for {use}", f"shape {tuple(weight.shape)}", remedy)
@@ -374,6 +371,7 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
         remedy = "Change the model first, and wrap or compile it afterwards."
         raise UnsupportedError(f"the model itself for {use}", found, remedy)
     weight: Any = output_layer(model).weight
+    check_not_sharded(weight)
     check_table(weight, use)
     layers = {}
     for name, layer in model.named_modules():
@@ -449,54 +447,3 @@ def _is_of_optimizer(holder: Any) -> bool:
         isinstance(owner, dict) and owner.get("params") is holder and "lr" in owner
         for owner in gc.get_referrers(holder)
     )
-
-
-class RowShard(NamedTuple):
-    """The rows that this worker holds of a table that ``fully_shard`` (FSDP 2) has split.
-
-    Attributes:
-        rows: shape (n, d), in the memory of the parameter; writing to it changes the table.
-        start: index of the first one in the whole table.
-        group: of the workers that hold the other rows.
-    """
-
-    rows: Tensor
-    start: int
-    group: Any
-
-    def own(self, places: Sequence[int]) -> List[int]:
-        """Those of the indices of the whole table that are here, counted from ``start``."""
-        end = self.start + len(self.rows)
-        return [place - self.start for place in places if self.start <= place < end]
-
-    def summed(self, part: Tensor) -> Tensor:
-        """The sum of a tensor over the workers."""
-        total = part.contiguous().clone()
-        torch.distributed.all_reduce(total, group=self.group)
-        return total
-
-
-@torch.no_grad()
-def row_shard(weight: Tensor) -> Optional[RowShard]:
-    """The part of a table on this worker; ``None`` if it is not split by rows alone.
-
-    A table that is also copied to other groups of workers (HSDP) is split in the same way in each.
-
-    Args:
-        weight: of any kind, shape (N, d).
-    """
-    if not any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
-        return None
-    table: Any = weight
-    split = [
-        (axis, place) for axis, place in enumerate(table.placements) if not place.is_replicate()
-    ]
-    if len(split) != 1 or type(split[0][1]).__name__ != "Shard" or split[0][1].dim != 0:
-        return None
-    axis, mesh = split[0][0], table.device_mesh
-    chunk = -(-table.size(0) // mesh.size(axis))
-    start = min(mesh.get_local_rank(axis) * chunk, table.size(0))
-    rows = table.to_local()
-    if len(rows) != min(chunk, table.size(0) - start):  # not in equal pieces, the last one smaller
-        return None
-    return RowShard(rows.detach(), start, mesh.get_group(axis))

@@ -205,7 +205,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
     """Store the output table of a model as its singular value decomposition, W = U diag(sigma) V'.
 
     The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
-    of :class:`~spectral_fairseq.training.penalties.TablePenalty`. Where there is a weight decay,
+    of :class:`~spectral_fairseq.training.control.TablePenalty`. Where there is a weight decay,
     make the optimiser from :func:`~spectral_fairseq.training.groups.parameter_groups`, so that it
     acts once.
 
@@ -330,6 +330,7 @@ def repair_(
     changed_rows: Dict[str, List[int]] = {}
     planned = []
     for name, weight, padding in _tables(model):
+        check_not_sharded(weight)
         check_table(weight, "repair_")
         left_out = list(padding) if excluded is None else list(excluded)
         chosen = torch.tensor(

@@ -107,7 +107,7 @@ class TokenLoss:
         z_loss: lambda of the z-loss of ``functional/softmax_loss.py``, lambda (log Z)^2 for each
             target; 1e-4 is usual. It is added in training only. :attr:`mean_square` is for logs.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
-            :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
+            :class:`~spectral_fairseq.training.control.TablePenalty`. It is added in training
             only, see Note [One scale].
         dispersion: weight of :func:`~spectral_fairseq.functional.row_penalties.dispersion_penalty`
             of the (decoder's) layers, over the positions that have a target; likewise. The model
