@@ -14,8 +14,7 @@ from spectral_fairseq import compat
 PARTS = (
     "spectral_fairseq.plugin.criterion",
     "spectral_fairseq.plugin.awd_lstm",
-    "spectral_fairseq.plugin.lstm",
-    "spectral_fairseq.plugin.transformer",
+    "spectral_fairseq.plugin.architectures",
     "spectral_fairseq.plugin.transformer_xl",
     "spectral_fairseq.plugin.optimizers",
     "spectral_fairseq.plugin.nt_asgd",
