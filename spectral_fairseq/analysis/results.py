@@ -20,7 +20,7 @@ from spectral_fairseq.checkpoints.dictionary import Counts, WordList, read_count
 from spectral_fairseq.checkpoints.opening import open_memory, open_model
 from spectral_fairseq.checkpoints.readable import check_readable, check_whole
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.table_names import describe_choice, has_output, is_output
+from spectral_fairseq.checkpoints.table_entries import describe_choice, has_output, is_output
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count

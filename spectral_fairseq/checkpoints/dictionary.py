@@ -89,9 +89,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         if not text:
             continue
         overwrite = text.endswith(_OVERWRITE)
-        if overwrite:
-            text = text[: -len(_OVERWRITE)].rstrip()
-        symbol, space, count = text.rpartition(" ")
+        symbol, space, count = text.removesuffix(_OVERWRITE).rstrip().rpartition(" ")
         if not space or not re.fullmatch("[0-9]{1,19}", count) or int(count) > MAX_COUNT:
             raise _other_line("'<symbol> <count>'", file, line, number)
         if symbol in place and not overwrite:

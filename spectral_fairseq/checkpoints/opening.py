@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
-from spectral_fairseq.checkpoints.factors import PADDING_ROW
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
     Unread,
@@ -40,7 +39,7 @@ from spectral_fairseq.checkpoints.state_dict import (
     state_dict_of,
     without_adapters,
 )
-from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.table_entries import PADDING_ROW, may_be_table
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.checkpoints.vectors import (
     looks_like_word_vectors,
@@ -148,12 +147,6 @@ def _is_fairseq(state: Any) -> bool:
     return bool({"args", "cfg"} & {*state}) and (has_task or bool(_OF_FAIRSEQ & {*state}))
 
 
-def read_state_dict(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
-    """The tensors of a state dict, alone or in what a training loop saved, and what is not read."""
-    state, stored_bytes = read_torch_file(path, verify=False)
-    return _state_dict(state, path, stored_bytes)
-
-
 def _state_dict(
     state: Any, path: Path, stored_bytes: int
 ) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
@@ -200,7 +193,7 @@ def _fairseq(checkpoint: Dict[str, Any], path: Path) -> Tables:
         tensors=tensors,
         path=path,
         weights=path,
-        find_words=partial(_training_dictionary, checkpoint, path),
+        find_words=lambda table, rows: find_dictionary(None, checkpoint, table, rows, path),
         uncounted=[PADDING_ROW],
         arch=None if arch is None else str(arch),
         epoch=_epoch(iterator),
@@ -208,10 +201,6 @@ def _fairseq(checkpoint: Dict[str, Any], path: Path) -> Tables:
         checkpoint=checkpoint,
         declared_parts=_declared_parts(checkpoint),
     )
-
-
-def _training_dictionary(checkpoint: Mapping[str, Any], path: Path, table: str, rows: int) -> Any:
-    return find_dictionary(None, checkpoint, table, rows, path)
 
 
 def _whole(number: Any) -> Optional[int]:
@@ -270,7 +259,8 @@ def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
         start = opened.read(9)
     if file.suffix == ".safetensors" or looks_like_safetensors(start):
         return read_safetensors(file)
-    return read_state_dict(file)
+    state, stored_bytes = read_torch_file(file, verify=False)
+    return _state_dict(state, file, stored_bytes)
 
 
 def _settings(file: Path) -> Dict[str, Any]:
@@ -395,18 +385,8 @@ def _table(
 def _vectors(file: Path) -> Tables:
     symbols, weight = read_word_vectors(file)
     words = WordList(file, symbols, [0] * len(symbols), [])
-
-    def find_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:
-        del table, rows
-        return words, "stored with the vectors"
-
-    return Tables(
-        str(file),
-        {"vectors": weight},
-        path=file,
-        weights=file,
-        find_words=find_words,
-    )
+    model = _table(file, {"vectors": weight})
+    return replace(model, find_words=lambda *_: (words, "stored with the vectors"))
 
 
 # A model or a table in memory: a tensor, an array, a state dict or a torch module.

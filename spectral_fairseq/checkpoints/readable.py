@@ -6,7 +6,7 @@ import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from spectral_fairseq.checkpoints.settings import FLOATING, text_settings
-from spectral_fairseq.checkpoints.table_names import (
+from spectral_fairseq.checkpoints.table_entries import (
     adapted,
     has_output,
     has_output_beside,
@@ -68,7 +68,7 @@ def check_readable(opened: Tables, wanted: Optional[str]) -> List[str]:
     """
     outputs = unread_outputs(opened)
     if wanted is not None:
-        name = wanted[: -len(".weight")] if wanted.endswith(".weight") else wanted
+        name = wanted.removesuffix(".weight")
         asked = {k: v.why for k, v in opened.unread.items() if f"{k}.".startswith(f"{name}.")}
         readable = any(f"{key}.".startswith(f"{name}.") for key in opened.tensors)
         _refuse(opened, {} if readable else asked)
@@ -127,7 +127,7 @@ def check_whole(opened: Tables, names: Sequence[str], wanted: Optional[str]) -> 
     """
     changed = {adapted(key) for key in [*opened.tensors, *opened.unread]} - {""}
     asked = wanted is not None and "base_layer" in wanted.split(".")
-    bare = [name[: -len(".base_layer")] if name.endswith(".base_layer") else name for name in names]
+    bare = [name.removesuffix(".base_layer") for name in names]
     if not asked and all(name in changed for name in bare):
         raise _of_an_adapter(opened, sorted({*bare}))
     rows, columns = opened.shape(names[0])

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.allowed import pickle_by_name
-from spectral_fairseq.checkpoints.factors import (
-    dense_form,
-    entries_by_module,
-    factored_kind,
-    plain_name,
-    same_table,
-    stored_form,
-)
 from spectral_fairseq.checkpoints.opening import may_be_torch_file
 from spectral_fairseq.checkpoints.readable import check_copies
 from spectral_fairseq.checkpoints.reading import load_checkpoint, read_torch_file, tensors_of
 from spectral_fairseq.checkpoints.settings import refuse_unequal
+from spectral_fairseq.checkpoints.table_entries import (
+    dense_form,
+    entries_by_module,
+    factored_kind,
+    same_table,
+    stored_form,
+)
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.errors import (
@@ -68,7 +67,7 @@ def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         if product is None:
             product = dense_form(kind, entries).float().contiguous()
             products.append((entries, product))
-        collapsed[plain_name(name)] = product
+        collapsed[f"{name.removesuffix('.table')}.weight"] = product  # as a head holds it
     unknown = _not_plain(collapsed)
     if unknown:
         wanted = "embeddings and output layers that equal one matrix each"
@@ -94,9 +93,16 @@ def _not_plain(model: Mapping[str, Tensor]) -> List[str]:
 # tables as they are.
 
 
-# The optimiser's moments and the moving average belong to the factors of one checkpoint.
-LEFT_OUT = ("last_optimizer_state",)
-LEFT_OUT_OF_EXTRA_STATE = ("ema", "ema_fp32_params")
+def with_tensors(checkpoint: Dict[str, Any], changed: Mapping[str, Tensor]) -> Dict[str, Any]:
+    """A fairseq checkpoint with other tensors in its model, without what belongs to the old ones.
+
+    That are the optimiser's moments and the moving average of the weights.
+    """
+    left = {**checkpoint, "model": {**checkpoint["model"], **changed}}
+    left.pop("last_optimizer_state", None)
+    for key in ("ema", "ema_fp32_params"):
+        (left.get("extra_state") or {}).pop(key, None)
+    return left
 
 
 def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) -> Dict[str, Any]:
@@ -122,12 +128,7 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
         for key, term in first.terms(model, path).items():
             sums[key] += term
     means = {key: total / len(paths) for key, total in sums.items()}
-    average["model"] = {**average["model"], **first.stored(means)}
-    for key in LEFT_OUT:
-        average.pop(key, None)
-    for key in LEFT_OUT_OF_EXTRA_STATE:
-        (average.get("extra_state") or {}).pop(key, None)
-    return average
+    return with_tensors(average, first.stored(means))
 
 
 class _First:

@@ -176,7 +176,13 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
     names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
     both = {name: state.get(name) for name in ("args", "cfg")}
     for setting, text in _evaluated(both, names, path):
-        _check_literal(setting, text, path)
+        try:
+            literal(text)
+        except ConfigurationError as error:
+            raise UntrustedError(
+                f"{error.expected} as the setting {setting} of {path}",
+                f"{error.found}, which fairseq would run as code",
+            ) from None
 
 
 def _values(node: Any, names: Sequence[str], where: str = "") -> Iterator[Tuple[str, Any]]:
@@ -250,16 +256,6 @@ def _evaluated(
                 yield f"{where}.{name}", value
 
 
-def _check_literal(setting: str, text: str, path: Any) -> None:
-    try:
-        literal(text)
-    except ConfigurationError as error:
-        raise UntrustedError(
-            f"{error.expected} as the setting {setting} of {path}",
-            f"{error.found}, which fairseq would run as code",
-        ) from None
-
-
 def by_name(node: Any) -> Any:
     """The settings of a node as a mapping, which is that of a Namespace itself and no copy."""
     return vars(node) if isinstance(node, argparse.Namespace) else node
@@ -280,7 +276,8 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
     """Check a checkpoint's entry ``model``.
 
     Args:
-        model: name -> tensor; ``_extra_state`` of modules may be anything.
+        model: name -> tensor; the ``_extra_state`` of modules, torch's ``get_extra_state``, may be
+            anything.
         path: where it was read from, for messages.
         stored_bytes: what all tensors of the file can have in all.
 
@@ -290,7 +287,7 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
     """
     for name, tensor in model.items():
         if not isinstance(name, str) or not (
-            isinstance(tensor, torch.Tensor) or is_extra_state(name)
+            isinstance(tensor, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
         ):
             raise NotFairseqError(
                 f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {path}",
@@ -375,11 +372,6 @@ def same_values(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         bool(((x == y) | ((x != x) & (y != y))).all())
         for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (tensor, other)))
     )
-
-
-def is_extra_state(name: str) -> bool:
-    """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _what_is_wrong(tensor: torch.Tensor, stored_bytes: int) -> Any:

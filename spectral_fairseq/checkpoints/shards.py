@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import Unread, read_json_object
 from spectral_fairseq.checkpoints.settings import same_values
-from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.table_entries import may_hold_table
 from spectral_fairseq.errors import CheckpointError, DataError, PartsError, listed
 from spectral_fairseq.files import why_not_readable
 
@@ -251,9 +251,7 @@ def check_no_rank(file: Path, tensors: Mapping[str, Tensor], beside: Mapping[str
     vectors = [
         name for name, tensor in tensors.items() if tensor.dim() == 1 and tensor.is_floating_point()
     ]
-    tables = [
-        name for name, tensor in tensors.items() if may_be_table(_module(name), *_matrix(tensor))
-    ]
+    tables = [name for name, tensor in tensors.items() if may_hold_table(name, tensor.shape)]
     if not vectors or not all(same_values(tensors[name], beside[name]) for name in vectors):
         return
     unlike = [name for name in tables if _are_unlike(tensors[name], beside[name])]
@@ -339,7 +337,7 @@ def joined(
     for name, numbers in holders.items():
         parts = [tensors[number][name] for number in numbers]
         # Matrices that are no tables are of no use here, and need not be read.
-        compared = parts[0].dim() < 2 or may_be_table(_module(name), *_matrix(parts[0]))
+        compared = parts[0].dim() < 2 or may_hold_table(name, parts[0].shape)
         if len(parts) == 1 or (compared and all(same_values(parts[0], part) for part in parts[1:])):
             whole[name] = parts[0]
         elif compared and parts[0].dim() == 2 and _known_layout(files):
@@ -364,14 +362,6 @@ def joined(
                 f"each of {len(parts)} files has a piece, and nothing says how they fit together",
             )
     return whole, unread, {k: [files[number] for number in v] for k, v in holders.items()}
-
-
-def _module(name: str) -> str:
-    return name[: -len(".weight")] if name.endswith(".weight") else name
-
-
-def _matrix(tensor: Tensor) -> Tuple[int, int]:
-    return (tensor.size(0), tensor.size(1)) if tensor.dim() == 2 else (0, 0)
 
 
 def _counts_from_zero(name: str) -> bool:

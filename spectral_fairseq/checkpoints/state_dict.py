@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.reading import Unread
-from spectral_fairseq.checkpoints.table_names import is_output_entry, may_be_table
+from spectral_fairseq.checkpoints.table_entries import is_output_entry, may_be_table, may_hold_table
 from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import CheckpointError, DataError
 
@@ -111,15 +111,12 @@ def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator
 
 
 def _names_a_table(arrays: Mapping[str, Any]) -> bool:
-    return any(
-        array.ndim == 2 and _may_be_table(name, *array.shape) for name, array in arrays.items()
-    )
-
-
-def _may_be_table(key: str, rows: int, columns: int) -> bool:
     """Whether an entry may be a table, or an output layer that lies the other way round."""
-    name = key[: -len(".weight")] if key.endswith(".weight") else key
-    return may_be_table(name, rows, columns) or (rows < columns and is_output_entry(key))
+    return any(
+        may_hold_table(key, array.shape)
+        or (array.ndim == 2 and array.shape[0] < array.shape[1] and is_output_entry(key))
+        for key, array in arrays.items()
+    )
 
 
 def _why_unreadable(tensor: Tensor) -> Optional[str]:
@@ -162,9 +159,10 @@ def without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, 
             used = f"{name}.modules_to_save.{active}." if active in chosen else ""
             if getattr(layer, "disable_adapters", False):
                 used = f"{name}.original_module."
-            kept = {f"{name}.{k[len(used) :]}": v for k, v in tensors.items() if k.startswith(used)}
             if used:
-                tensors = {**_outside(name, tensors), **kept}
+                kept = {k.removeprefix(used): v for k, v in tensors.items() if k.startswith(used)}
+                tensors = _outside(name, tensors)
+                tensors.update((f"{name}.{key}", tensor) for key, tensor in kept.items())
         elif base in tensors and hasattr(layer, "get_delta_weight"):
             weight = tensors[base]
             if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):

@@ -16,13 +16,6 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.factors import (
-    PADDING_ROW,
-    dense_form,
-    entries_by_module,
-    kind_of,
-    same_table,
-)
 from spectral_fairseq.checkpoints.reading import Unread
 from spectral_fairseq.checkpoints.settings import (
     FLOATING,
@@ -31,15 +24,19 @@ from spectral_fairseq.checkpoints.settings import (
     writes_words,
 )
 from spectral_fairseq.checkpoints.shards import Shards, without_clusters
-from spectral_fairseq.checkpoints.table_names import (
+from spectral_fairseq.checkpoints.table_entries import (
+    PADDING_ROW,
     adapted,
+    dense_form,
+    entries_by_module,
     fitting_tables,
     has_output,
     is_output_entry,
-    known_name_first,
+    kind_of,
     may_be_output,
     may_be_table,
     output_tables,
+    same_table,
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
@@ -83,11 +80,6 @@ _ONE_LAYER = re.compile(r"layer_\d+-model_\d+-model_states")
 WordFinder = Callable[[str, int], Tuple[Optional[WordList], str]]
 
 
-def _no_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:
-    del table, rows
-    return None, "none given, and the model stores no words"
-
-
 @dataclass
 class Tables:
     """A model that was opened, with its tensors by module, and what is known of it.
@@ -119,7 +111,7 @@ class Tables:
     path: Optional[Path] = None
     weights: Optional[Path] = None
     default_table: Optional[str] = None
-    find_words: WordFinder = _no_words
+    find_words: WordFinder = lambda *_: (None, "none given, and the model stores no words")
     uncounted: List[int] = field(default_factory=list)
     arch: Optional[str] = None
     epoch: Optional[int] = None
@@ -335,7 +327,7 @@ class Tables:
         if wanted is None and len(fitting) > 1:
             fitting = output_tables(fitting)
         elif wanted is not None:
-            exact = wanted[: -len(".weight")] if wanted.endswith(".weight") else wanted
+            exact = wanted.removesuffix(".weight")
             fitting = [names for names in self.groups if exact in names]
             if not fitting and self._entries_of(exact) is not None:
                 return [exact]
@@ -343,7 +335,7 @@ class Tables:
                 fitting = [names for names in self.groups if any(wanted in name for name in names)]
         if len(fitting) != 1:
             raise self._no_choice(wanted, fitting)
-        return known_name_first(fitting[0])
+        return sorted(fitting[0], key=lambda name: name != "decoder.embed_tokens")
 
     def _no_choice(self, wanted: Optional[str], fitting: Sequence[List[str]]) -> CheckpointError:
         if not self.groups and not any(value.dim() == 2 for value in self.tensors.values()):

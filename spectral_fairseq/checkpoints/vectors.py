@@ -46,7 +46,7 @@ def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         reading.check_names(members, path)
         with zipfile.ZipFile(path) as opened:
             arrays = {
-                info.filename[: -len(".npy")]: _member(opened, info)
+                info.filename.removesuffix(".npy"): _member(opened, info)
                 for info in opened.infolist()
                 if info.filename.endswith(".npy")
             }

@@ -211,7 +211,7 @@ def _language(model: Any, flags: Dict[str, Any]) -> Layout:
         "activation_function": _activation(flags),
         **_dropout(flags),
     }
-    weights = {key[len("decoder.") :]: value for key, value in _weights(model).items()}
+    weights = {key.removeprefix("decoder."): value for key, value in _weights(model).items()}
     weights.pop("output_projection.weight")
     if decoder.before and decoder.final and decoder.sinusoidal and not module.project_in_dim:
         sizes = _sizes(decoder, "", "num_layers")

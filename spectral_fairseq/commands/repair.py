@@ -107,21 +107,14 @@ def _in_parts(source: Path) -> UnsupportedError:
 
 
 def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify: bool) -> None:
-    from spectral_fairseq.checkpoints.rewriting import write_folder, write_weights
+    from spectral_fairseq.checkpoints.rewriting import with_tensors, write_folder, write_weights
 
     if opened.checkpoint:
         from spectral_fairseq.checkpoints.reading import load_checkpoint
-        from spectral_fairseq.checkpoints.rewriting import LEFT_OUT, LEFT_OUT_OF_EXTRA_STATE
 
         if opened.files:
             raise _in_parts(source)
-        checkpoint = load_checkpoint(source, verify)
-        checkpoint["model"] = {**checkpoint["model"], **changed}
-        for key in LEFT_OUT:
-            checkpoint.pop(key, None)
-        for key in LEFT_OUT_OF_EXTRA_STATE:
-            (checkpoint.get("extra_state") or {}).pop(key, None)
-        save_atomically(checkpoint, out)
+        save_atomically(with_tensors(load_checkpoint(source, verify), changed), out)
     elif os.path.isdir(source):
         with making_folder(out) as folder:
             write_folder(opened, changed, folder)

@@ -12,8 +12,8 @@ from fairseq.modules.quantization.scalar.modules import IntLinear
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.checkpoints.factors import entries_by_module, factored_kind
 from spectral_fairseq.checkpoints.settings import refuse_unequal
+from spectral_fairseq.checkpoints.table_entries import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings import (
     PlainEmbedding,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectral_fairseq.checkpoints.table_names import describe_choice, is_output, may_be_table
+from spectral_fairseq.checkpoints.table_entries import describe_choice, is_output, may_be_table
 
 ENCODER, DECODER, OUTPUT = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.fc_out"
 

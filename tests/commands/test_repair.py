@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.factors import dense_form, entries_by_module, factored_kind
 from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint, read_torch_file
+from spectral_fairseq.checkpoints.table_entries import dense_form, entries_by_module, factored_kind
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.provenance import skip_broken_torchaudio
 
