@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
@@ -16,6 +15,7 @@ from spectral_fairseq.commands.export_plain import (
     LogitCheck,
     build_model,
     different_logits,
+    for_logits,
     plain_checkpoint,
     random_batch,
     task_like,
@@ -82,16 +82,6 @@ _REFUSED_FLAGS = (
 )
 
 
-def check_flags(flags: Dict[str, Any]) -> None:
-    """Refuse what no layout has, before a model is built."""
-    _refuse(["--" + name.replace("_", "-") for name in _REFUSED_FLAGS if flags.get(name)])
-
-
-def layout_of(model: Any, flags: Dict[str, Any]) -> Layout:
-    """The layout of a plain Transformer; see Note [Which layout]."""
-    return _translation(model, flags) if hasattr(model, "encoder") else _language(model, flags)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Side:
     """What decides about the layout in an encoder or a decoder."""
@@ -120,14 +110,11 @@ class _Side:
 
     def problems(self) -> List[str]:
         """What no layout has, as fairseq's flags."""
+        problems = [] if len(self.module.layers) else ["no layers"]
         positions = (SinusoidalPositionalEmbedding, LearnedPositionalEmbedding)
-        present = {
-            "no layers": not len(self.module.layers),
-            "--no-token-positional-embeddings": not isinstance(
-                self.module.embed_positions, positions
-            ),
-        }
-        return [name for name, there in present.items() if there]
+        if not isinstance(self.module.embed_positions, positions):
+            problems.append("--no-token-positional-embeddings")
+        return problems
 
     def table(self, rows: int) -> Tensor:
         """Embeddings of positions, [rows, d]; the two first rows are those before position 0."""
@@ -306,12 +293,13 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
     """
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
-    check_flags(checkpoint_settings(checkpoint, "model"))
+    flags = checkpoint_settings(checkpoint, "model")
+    _refuse(["--" + name.replace("_", "-") for name in _REFUSED_FLAGS if flags.get(name)])
     plain = plain_checkpoint(checkpoint)
     task = task_like(plain["model"])
     model = build_model(plain, task)
     translation = hasattr(model, "encoder")
-    layout = layout_of(model, plain["cfg"]["model"])
+    layout = (_translation if translation else _language)(model, plain["cfg"]["model"])
     _save(layout, folder, translation)
     auto = transformers.AutoModelForSeq2SeqLM if translation else transformers.AutoModelForCausalLM
     loaded = auto.from_pretrained(str(folder), local_files_only=True).float().eval()
@@ -382,8 +370,6 @@ def _compare(model: Any, loaded: Any, task: Any) -> LogitCheck:
     inputs = {"input_ids": source, "attention_mask": source.ne(_PAD).long(), "use_cache": False}
     if target is not source:
         inputs["decoder_input_ids"] = target
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
+    with for_logits():
         words = target.ne(_PAD)
-        expected, found = model(**batch)[0].float()[words], loaded(**inputs).logits[words]
-    return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+        return LogitCheck.of(model(**batch)[0].float()[words], loaded(**inputs).logits[words])

@@ -18,7 +18,7 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ContextManager, Dict, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, Mapping, Optional, Tuple
 
 import torch
 from fairseq import models
@@ -69,6 +69,11 @@ class LogitCheck:
     max_difference: float
     max_logit: float
 
+    @classmethod
+    def of(cls, expected: Tensor, found: Tensor) -> LogitCheck:
+        """That of the logits of both models, of one shape."""
+        return cls((expected - found).abs().max().item(), expected.abs().max().item())
+
     @property
     def equal(self) -> bool:
         """Whether the difference is within :data:`TOLERANCE`; never for NaN."""
@@ -80,11 +85,17 @@ def compare_logits(original: Mapping[str, Any], exported: Mapping[str, Any]) -> 
     task = task_like(exported["model"])
     factored, plain = build_model(original, task), build_model(exported, task)
     batch = random_batch(task, factored)
+    with for_logits():
+        return LogitCheck.of(factored(**batch)[0].float(), plain(**batch)[0].float())
+
+
+@contextlib.contextmanager
+def for_logits() -> Iterator[None]:
+    """Within this context models are run without gradients, and without a warning."""
     with torch.no_grad(), warnings.catch_warnings():
         # fairseq's decoder passes masks of two types; users can do nothing about it.
         warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
-        expected, found = factored(**batch)[0].float(), plain(**batch)[0].float()
-    return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+        yield
 
 
 def task_like(model: Mapping[str, Tensor]) -> Any:

@@ -228,9 +228,9 @@ def search_entry(search: GridSearch) -> Dict[str, Any]:
         "method": search.method,
         "subset": VALIDATION,
         "tokens": search.tokens,
-        "best": {**search.best.values, "perplexity": search.best.perplexity},
+        "best": search.best,
         "ends": search.ends,
-        "points": [{**point.values, "perplexity": point.perplexity} for point in search.points],
+        "points": search.points,
     }
 
 
@@ -405,37 +405,27 @@ class _Run:
             corpus = corpus[: tune.tokens]
         if self.dynamic is not None:
             axes = dynamic_axes(self.dynamic, tune, self.layout.segment)
-            search = self._search_dynamic(corpus, axes)
-            self.searches.append(search)
-            best = search.best.values
+            self.searches.append(self._search_dynamic(corpus, axes))
+            best = self.searches[-1].best
             self.dynamic = dataclasses.replace(self.dynamic, rate=best["rate"], decay=best["decay"])
         if self.cache is not None:
             axes = cache_axes(self.cache, tune)
-            search = self._search_cache(corpus, axes)
+            grid = CacheGrid(self.cache.window, axes["theta"], axes["lambda"])
+            progress = self.begin("the cache's grid", len(corpus))
+            search = search_cache(self.reader, corpus, grid, self._adapting(), progress)
             self.searches.append(search)
-            best = search.best.values
+            best = search.best
             self.cache = dataclasses.replace(self.cache, theta=best["theta"], weight=best["lambda"])
 
     def _search_dynamic(self, corpus: Corpus, axes: Axes) -> GridSearch:
         assert self.dynamic is not None and self.statistics is not None
-        labels = [
+        labels: List[Dict[str, Any]] = [
             {"rate": rate, "decay": decay} for rate in axes["rate"] for decay in axes["decay"]
         ]
-        trials = [
-            dataclasses.replace(self.dynamic, rate=label["rate"], decay=label["decay"])
-            for label in labels
-        ]
-        progress = self.begin(
-            f"{len(trials)} trials of dynamic evaluation", len(corpus) * len(trials)
-        )
-        rates = [self._rates(trial) for trial in trials]
+        rates = [self._rates(dataclasses.replace(self.dynamic, **label)) for label in labels]
+        stage = f"{len(labels)} trials of dynamic evaluation"
+        progress = self.begin(stage, len(corpus) * len(labels))
         return search_dynamic(self.reader, corpus, self.statistics, rates, labels, progress)
-
-    def _search_cache(self, corpus: Corpus, axes: Axes) -> GridSearch:
-        assert self.cache is not None
-        grid = CacheGrid(self.cache.window, axes["theta"], axes["lambda"])
-        progress = self.begin("the cache's grid", len(corpus))
-        return search_cache(self.reader, corpus, grid, self._adapting(), progress)
 
     def _adapting(self) -> Optional[DynamicEvaluation]:
         if self.dynamic is None or self.statistics is None:

@@ -174,49 +174,31 @@ DYNAMIC_DECAYS = (0.001, 0.002, 0.003, 0.005)
 
 
 @dataclass
-class GridPoint:
-    """One point of a grid.
-
-    Attributes:
-        values: the value of each parameter, by its name.
-        perplexity: on the validation corpus; infinite where the model diverged.
-    """
-
-    values: Dict[str, float]
-    perplexity: float
-
-
-@dataclass
 class GridSearch:
     """All points of one search.
 
     Attributes:
         method: ``cache`` or ``dynamic``.
         tokens: number of tokens of the validation corpus on which each point was evaluated.
-        points: in the order of the grid, with the first axis outermost.
+        points: in the order of the grid, with the first axis outermost: the value of each
+            parameter, by its name, and the ``perplexity``, infinite where the model diverged.
     """
 
     method: str
     tokens: int
-    points: List[GridPoint]
+    points: List[Dict[str, float]]
 
     @property
-    def best(self) -> GridPoint:
+    def best(self) -> Dict[str, float]:
         """The first point with the lowest perplexity.
 
         Raises:
             ConfigurationError: the model diverged at every point.
         """
-        best = min(self.points, key=lambda point: point.perplexity)
+        best = min(self.points, key=lambda point: point["perplexity"])
         what = f"the best perplexity in the grid of {self.method} evaluation"
-        check_range(what, best.perplexity, at_least=0, remedy="Search smaller values.")
+        check_range(what, best["perplexity"], at_least=0, remedy="Search smaller values.")
         return best
-
-    @property
-    def axes(self) -> Dict[str, List[float]]:
-        """Name of each parameter -> the values that were tried, ascending."""
-        names = self.points[0].values
-        return {name: sorted({point.values[name] for point in self.points}) for name in names}
 
     @property
     def ends(self) -> Dict[str, str]:
@@ -225,11 +207,13 @@ class GridSearch:
         Zero is the least value there is, so it is no end; nor is the only value of an axis.
         """
         ends = {}
-        for name, values in self.axes.items():
-            best = self.best.values[name]
-            if len(values) > 1 and best == values[-1]:
+        for name, best in self.best.items():
+            values = {point[name] for point in self.points}
+            if name == "perplexity" or len(values) == 1:
+                continue
+            if best == max(values):
                 ends[name] = "largest"
-            elif len(values) > 1 and best == values[0] and best > 0:
+            elif best == min(values) and best > 0:
                 ends[name] = "smallest"
         return ends
 
@@ -253,7 +237,7 @@ def search_cache(
     """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
     evaluated = evaluate_adapting(reader, corpus, dynamic, cache=grid, progress=progress)
     points = [
-        GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, evaluated.tokens))
+        {"theta": theta, "lambda": weight, "perplexity": perplexity(nll, evaluated.tokens)}
         for theta, row in zip(grid.thetas, evaluated.cached)
         for weight, nll in zip(grid.weights, row)
     ]
@@ -277,5 +261,5 @@ def search_dynamic(
         dynamic = DynamicEvaluation(reader.model, statistics, point)
         evaluated = evaluate_adapting(reader, corpus, dynamic, progress=progress)
         tokens = evaluated.tokens
-        points.append(GridPoint(label, perplexity(evaluated.nll, tokens)))
+        points.append({**label, "perplexity": perplexity(evaluated.nll, tokens)})
     return GridSearch("dynamic", tokens, points)

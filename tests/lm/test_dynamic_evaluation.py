@@ -14,7 +14,6 @@ from spectral_fairseq.lm.dynamic_evaluation import (
     DYNAMIC_SEGMENT,
     DynamicEvaluation,
     GradientStatistics,
-    GridPoint,
     GridSearch,
     adapted_parameters,
     check_dynamic_grid,
@@ -197,14 +196,14 @@ def test_a_cache_is_searched_in_one_pass_of_the_model():
     grid = CacheGrid(9, (0.0, 0.5, 1.0), (0.05, 0.3))
     search = search_cache(reader(model), tokens, grid)
     assert model.forwards == 10 and search.tokens == 50
-    assert [tuple(one.values.values()) for one in search.points] == [
+    assert [(one["theta"], one["lambda"]) for one in search.points] == [
         (theta, weight) for theta in grid.thetas for weight in grid.weights
     ]
     for point in search.points:
-        alone = CacheGrid(9, [point.values["theta"]], [point.values["lambda"]])
+        alone = CacheGrid(9, [point["theta"]], [point["lambda"]])
         nll = evaluate(reader(model), tokens, cache=alone).cached[0][0]
-        assert point.perplexity == pytest.approx(perplexity(nll, 50), rel=1e-12)
-    assert search.best.perplexity == min(one.perplexity for one in search.points)
+        assert point["perplexity"] == pytest.approx(perplexity(nll, 50), rel=1e-12)
+    assert search.best == min(search.points, key=lambda one: one["perplexity"])
 
 
 def test_trials_of_dynamic_evaluation_do_not_disturb_each_other():
@@ -217,8 +216,8 @@ def test_trials_of_dynamic_evaluation_do_not_disturb_each_other():
     for point, one in zip(search.points, rates):
         with DynamicEvaluation(model, statistics, one) as dynamic:
             nll = evaluate(reader(model), tokens, update=dynamic.update).nll
-        assert point.perplexity == perplexity(nll, 50)
-    assert len({point.perplexity for point in search.points}) == 4
+        assert point["perplexity"] == perplexity(nll, 50)
+    assert len({point["perplexity"] for point in search.points}) == 4
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before))
 
 
@@ -230,8 +229,8 @@ def test_a_cache_can_be_searched_on_an_adapting_model():
     found = search_cache(reader(model), tokens, grid, dynamic).best
     with dynamic:
         nll = evaluate(reader(model), tokens, cache=grid, update=dynamic.update).cached[0][0]
-    assert found.perplexity == perplexity(nll, 50)
-    assert found.perplexity != search_cache(reader(model), tokens, grid).best.perplexity
+    assert found["perplexity"] == perplexity(nll, 50)
+    assert found != search_cache(reader(model), tokens, grid).best
 
 
 def test_grids_hold_the_published_values():
@@ -243,8 +242,8 @@ def test_grids_hold_the_published_values():
 
 
 def test_a_diverged_point_is_never_the_best():
-    points = [GridPoint({"rate": 1.0}, float("inf")), GridPoint({"rate": 0.1}, 50.0)]
-    assert GridSearch("dynamic", 9, points).best.values == {"rate": 0.1}
+    points = [{"rate": 1.0, "perplexity": float("inf")}, {"rate": 0.1, "perplexity": 50.0}]
+    assert GridSearch("dynamic", 9, points).best == points[1]
     with pytest.raises(ConfigurationError, match="smaller"):
         _ = GridSearch("dynamic", 9, points[:1]).best
 
