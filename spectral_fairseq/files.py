@@ -14,7 +14,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Iterator, Optional, Set, Type, Union
+from typing import Iterator, List, Optional, Set, Type, Union
 
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -42,6 +42,17 @@ def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
     if os.path.exists(path):
         return "a device or a pipe"
     return "a link that leads nowhere" if os.path.islink(path) else "no such file"
+
+
+def names_in(folder: Union[str, os.PathLike[str]]) -> List[str]:
+    """The names of what is in a folder, in their order; none where it may not be listed.
+
+    The files of such a folder can be read nevertheless.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def check_file(

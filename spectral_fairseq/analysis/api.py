@@ -156,12 +156,11 @@ class Report:
         self,
         analysed: Sequence[Analysed],
         options: Options,
-        command: str = "analyze",
         methods: Optional[Sequence[str]] = None,
     ) -> None:
         self.analysed: List[Analysed] = list(analysed)
         self.options = options
-        self.command = command
+        self.command = "analyze"
         self.methods = methods
 
     def extend(self, index: int, measures: Mapping[str, Optional[float]], **entries: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from spectral_fairseq.checkpoints.reading import read_json
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import DataError, check_enough, check_type, listed
-from spectral_fairseq.files import check_file, read_text, why_not_readable
+from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
 from spectral_fairseq.functional.row_penalties import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -199,10 +199,7 @@ def _listed(value: Any) -> List[str]:
 
 def _folders_in(where: Path) -> List[str]:
     """The languages of a task that has a folder of data for each."""
-    try:
-        return sorted(path.name for path in where.iterdir() if os.path.isdir(path))
-    except PermissionError:  # the files of such a folder can be read, but not listed
-        return []
+    return [name for name in names_in(where) if os.path.isdir(where / name)]
 
 
 def _lines_of(file: Any, where: Path) -> List[str]:
@@ -220,10 +217,7 @@ def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
     fairseq also takes the languages from there if no flag gives them. Returns None for both unless
     all files agree.
     """
-    try:
-        parts = [path.name.split(".") for path in where.iterdir()]
-    except PermissionError:  # the files of such a folder can be read, but not listed
-        return None, None
+    parts = [name.split(".") for name in names_in(where)]
     pairs = {part[1] for part in parts if len(part) >= 3 and part[1].count("-") == 1}
     source, _, target = pairs.pop().partition("-") if len(pairs) == 1 else ("", "", "")
     return source or None, target or None

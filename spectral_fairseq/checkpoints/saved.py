@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List, Optional, Union
 
 from spectral_fairseq.errors import CheckpointError, ForbiddenError, check_enough
-from spectral_fairseq.files import check_file
+from spectral_fairseq.files import check_file, names_in
 
 OF_DISTRIBUTED = (
     "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
@@ -52,11 +52,8 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 def weights_file(folder: Path) -> Optional[Path]:
     """The weights in a model's folder: one file, the index of several, or the first part."""
     file = next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
-    if file is None and os.path.isdir(folder):
-        try:
-            parts = sorted(name for name in os.listdir(folder) if PART.fullmatch(name))
-        except PermissionError:
-            parts = []
+    if file is None:
+        parts = filter(PART.fullmatch, names_in(folder))
         file = next((folder / name for name in parts if os.path.isfile(folder / name)), None)
     return file
 

@@ -13,7 +13,7 @@ from spectral_fairseq.checkpoints.reading import Unread, read_json_object
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.checkpoints.table_entries import may_hold_table
 from spectral_fairseq.errors import CheckpointError, DataError, PartsError, listed
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.files import names_in, why_not_readable
 
 # A model in several files: with an index, numbered, or one file for each parallel process.
 #
@@ -144,7 +144,7 @@ def parts_of(file: Path) -> List[Path]:
         return [file]
     numbers = _part_numbers(place.name)
     siblings = {}
-    for other in _entries(place.absolute().parent):
+    for other in names_in(place.absolute().parent):
         path = place.with_name(other) / file.name if by_folder else place.with_name(other)
         if _pattern(other) == _pattern(place.name) and why_not_readable(path) is None:
             siblings[_part_numbers(other)] = path
@@ -191,7 +191,7 @@ def check_one_set(file: Path) -> None:
         return
     around = file.name[: numbered.start()], file.name[numbered.end() :]
     counts = set()
-    for name in _entries(file.absolute().parent):
+    for name in names_in(file.absolute().parent):
         other = _OF.search(name)
         if other is not None and (name[: other.start()], name[other.end() :]) == around:
             counts.add(int(other[2]))
@@ -205,7 +205,7 @@ def check_one_set(file: Path) -> None:
 
 def index_beside(file: Path) -> Optional[Path]:
     """The index beside a file that names it as one of several; ``None`` if there is none."""
-    for name in sorted(_entries(file.absolute().parent)):
+    for name in names_in(file.absolute().parent):
         index = file.with_name(name)
         if not name.endswith(".index.json") or why_not_readable(index) is not None:
             continue
@@ -223,7 +223,7 @@ def index_beside(file: Path) -> Optional[Path]:
 def neighbours(file: Path) -> List[Path]:
     """The files beside one whose names differ from its name in one number only."""
     beside = []
-    for name in sorted(_entries(file.absolute().parent)):
+    for name in names_in(file.absolute().parent):
         parts, other_parts = (re.split(r"(\d+)", text) for text in (file.name, name))
         differing = [place for place, (a, b) in enumerate(zip(parts, other_parts)) if a != b]
         if len(parts) == len(other_parts) and len(differing) == 1 and differing[0] % 2:
@@ -275,13 +275,6 @@ def _are_unlike(table: Tensor, other: Tensor) -> bool:
 def _incomplete(file: Path, there: int, count: str) -> CheckpointError:
     expected = f"all of the {count} files of which {file} is one, beside it"
     return PartsError(expected, f"{there}")
-
-
-def _entries(folder: Path) -> List[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:  # the files of such a folder can be read, but not listed
-        return []
 
 
 def _pattern(name: str) -> str:

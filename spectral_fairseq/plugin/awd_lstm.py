@@ -200,8 +200,8 @@ class AWDLSTMDecoder(StatefulDecoder):
         dictionary: fairseq dictionary.
         network: look-up and recurrent layers.
         head: output layer.
-        alpha: weight of activation regularisation.
-        beta: weight of temporal activation regularisation.
+        alpha: weight of AR.
+        beta: weight of TAR.
     """
 
     batch_dim = 1
@@ -290,11 +290,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
     def warn_of_other_criterion(self, name: str) -> None:
-        """Warn, before training, that a criterion of fairseq does not regularise the activations.
-
-        Args:
-            name: of the criterion's class.
-        """
+        """Warn, before training, that a criterion of fairseq adds neither AR nor TAR to its loss."""
         if self.decoder.alpha or self.decoder.beta:
             logger.warning(
                 "--criterion %s trains without --activation-regularization %g and "

@@ -55,10 +55,7 @@ _FLAG = "--quantization-config-path"
 
 
 def check_quantisation(trainer: Any) -> None:
-    """Refuse what quantisation would leave without effect, or end later.
-
-    Args:
-        trainer: fairseq's, before its first epoch.
+    """Refuse what quantisation would leave without effect, or end later; before the first epoch.
 
     Raises:
         UnsupportedError: a layer to be replaced that something holds; an optimiser to be built anew
@@ -218,11 +215,7 @@ SHORTEST = 0.7
 
 
 def check_restored(stored: Mapping[str, Any], model: nn.Module) -> None:
-    """All checks.
-
-    Args:
-        stored: names -> tensors of a checkpoint, as they are about to be loaded.
-        model: the model to load them into.
+    """All checks of a checkpoint's tensors, as they are about to be loaded into a model.
 
     Raises:
         CheckpointError: they do not fit.

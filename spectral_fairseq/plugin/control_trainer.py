@@ -43,26 +43,16 @@ from spectral_fairseq.plugin.objective import Inputs, TablePrior
 def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
     """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
 
-    Args:
-        optimizer: as the trainer holds it.
-        parameter: of the model.
-
-    Returns:
-        Shape of the parameter, without a gradient; writing to it changes what is trained.
+    It has the shape of the parameter and no gradient; writing to it changes what is trained.
     """
     return view_for(_held(optimizer, parameter), parameter)
 
 
 def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
-    """The tensors in the state of fairseq's optimiser that belong to a parameter.
+    """The tensors in the state of fairseq's optimiser that belong to a parameter, by name.
 
-    Args:
-        optimizer: as the trainer holds it.
-        parameter: of the model.
-
-    Returns:
-        Tensors by their names; writing to them changes the state. Those with as many entries as
-        the parameter have its shape. There are none before the first step.
+    Writing to them changes the state. Those with as many entries as the parameter have its shape.
+    There are none before the first step.
     """
     held, start = _held(optimizer, parameter)
     state = optimizer.optimizer.state.get(held, {})
@@ -102,7 +92,7 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
     Args:
         table: as the model holds it.
         optimizer: as the trainer holds it.
-        group: process group of the workers, of which the first one plans.
+        group: process group of the workers, of which the first one plans; ``None`` is all of them.
 
     Raises:
         DataError: a factor with infinity or NaN in it; nothing is written.
@@ -252,12 +242,7 @@ def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
 
 @torch.no_grad()
 def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
-    """Change the tables if that is due after the trainer's latest update.
-
-    Args:
-        trainer: fairseq's.
-        controls: from :func:`controls_of`.
-        lr: learning rate of that update.
+    """Change the tables if that is due after the latest update, which had the learning rate lr.
 
     Raises:
         DataError: a table with infinity or NaN in it; no table is written.

@@ -68,10 +68,6 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
     ``<unk>`` get the count whose smoothed logarithm is the mean of the words', and a warning says
     so.
 
-    Args:
-        task: any of fairseq's; ``None`` has no data.
-        dictionary: one of the task's.
-
     Returns:
         One count for each row.
 

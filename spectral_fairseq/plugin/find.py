@@ -107,10 +107,6 @@ def output_matrix(model: nn.Module, num_words: int) -> Tensor:
 def is_trained(model: nn.Module, num_words: int) -> bool:
     """Whether training changes the table of the softmax, be it by one of its factors alone.
 
-    Args:
-        model: any fairseq model with a target vocabulary.
-        num_words: N, the size of the target dictionary.
-
     Raises:
         ConfigurationError: no such table can be found.
     """
@@ -121,11 +117,6 @@ def is_trained(model: nn.Module, num_words: int) -> bool:
 
 def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
     """Refuse a flag that would have no effect, since the output table is not trained.
-
-    Args:
-        model: any fairseq model with a target vocabulary.
-        num_words: N, the size of the target dictionary.
-        flag: that acts on the table.
 
     Raises:
         ConfigurationError: the table is frozen, or none can be found.

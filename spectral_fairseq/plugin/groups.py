@@ -109,9 +109,9 @@ def split_groups(
 
     Args:
         optimizer: fairseq's, wrapped for half precision or not.
-        model: the model that it trains.
+        model: that it trains.
         table: what is asked for its output table.
-        scheduler: fairseq's schedule of the learning rate, which was built for one group.
+        scheduler: of the learning rate, which was built for one group.
 
     Raises:
         UnsupportedError: the output table is to have a group of its own, and cannot.

@@ -171,8 +171,8 @@ class Blockwise(FullScores):
     batches where that is said to be faster.
 
     Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
+        criterion: as for the base class.
+        parts: likewise.
         dense_up_to: number of tokens up to which a batch is small.
 
     Raises:
@@ -264,13 +264,7 @@ class LossForm(NamedTuple):
 
 
 def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> LossForm:
-    """The form for a model, in training and in evaluation.
-
-    Args:
-        criterion: the criterion that takes the loss.
-        options: the parsed values of the likelihood's flags.
-        model: what is trained or evaluated.
-        num_words: N, the size of the target dictionary.
+    """The form for a model of N words, in training and in evaluation.
 
     Raises:
         UnsupportedError: the z-loss of scores that may not be those of a softmax.
@@ -439,12 +433,6 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
     """The way that the flags and the model's output layer ask for, in training.
 
     What no flag asks for is not imported.
-
-    Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
-        options: the parsed values of :data:`FLAGS`.
-        form: of the model's loss.
     """
     if options.adversarial_epsilon:
         from spectral_fairseq.plugin.likelihood_softmax import Adversarial, AdversarialBlocks

@@ -43,8 +43,6 @@ from spectral_fairseq.plugin.likelihood import (
 from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 
 # SimCut's perturbation: some positions of the embedded input are set to zero.
-#
-# Gao et al., "Bi-SimCut", NAACL 2022, https://aclanthology.org/2022.naacl-main.289/.
 
 
 @contextmanager
@@ -91,8 +89,8 @@ class Consistency(LikelihoodTerm):
     divergence for each token under a key of its own.
 
     Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
+        criterion: as for the base class.
+        parts: likewise.
         options: the parsed values of the flags; the weight of one method is above 0.
         blockwise: take blocks of scores wherever the model allows it.
 

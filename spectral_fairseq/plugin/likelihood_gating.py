@@ -129,8 +129,8 @@ class GradientGating(FullScores):
     """The plain likelihood, computed from scores whose table receives gated gradients.
 
     Args:
-        criterion: the criterion that takes it; its ``word_memory`` lives as long as it does.
-        parts: of the model.
+        criterion: as for the base class; its ``word_memory`` lives as long as it does.
+        parts: likewise.
         alpha: words that occur less often than this in an update are rare.
 
     Raises:

@@ -49,8 +49,8 @@ class Adversarial(LikelihoodTerm):
     """Trains on lowered target logits; the logs keep the likelihood of the plain ones.
 
     Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
+        criterion: as for the base class.
+        parts: likewise.
         epsilon: radius of the perturbation as a share of ||w_y||.
 
     Raises:
@@ -148,13 +148,8 @@ class AdversarialBlocks(Adversarial):
     """Trains on lowered target logits without holding tokens x words scores.
 
     Full scores are used where a caller asks for single tokens or for the accuracy of a softmax. The
-    accuracy of a mixture is that of a second dropout mask on its contexts.
-
-    Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
-        epsilon: radius of the perturbation as a share of ||w_y||.
-        dense_up_to: number of tokens up to which a batch of a softmax takes full scores too.
+    accuracy of a mixture is that of a second dropout mask on its contexts. Small batches of a
+    softmax, of up to ``dense_up_to`` tokens, take full scores too.
     """
 
     blockwise = True
@@ -222,12 +217,7 @@ def _measured(losses: Losses, net_output: Any, sample: Any) -> Likelihood:
 
 
 class ZLossOfScores(FullScores):
-    """Computed from the scores of all words.
-
-    Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
-        weight: lambda.
+    """Computed from the scores of all words; its weight is lambda.
 
     Raises:
         UnsupportedError: the model's output is not scores with one normaliser.
@@ -254,13 +244,7 @@ class ZLossOfScores(FullScores):
 
 
 class ZLossOfBlocks(Blockwise):
-    """Computed from blocks of scores.
-
-    Args:
-        criterion: the criterion that takes it.
-        parts: of the model.
-        weight: lambda.
-        form: of the model's loss.
+    """Computed from blocks of scores; its weight is lambda.
 
     Raises:
         UnsupportedError: an output layer without one normaliser, or a caller that asks for its

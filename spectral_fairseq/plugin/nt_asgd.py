@@ -1,4 +1,8 @@
-"""Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds."""
+"""Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds.
+
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018, section 3,
+https://arxiv.org/abs/1708.02182.
+"""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import logging
@@ -32,15 +36,7 @@ class NTASGDConfig(FairseqDataclass):
 
 @register_optimizer("nt_asgd", dataclass=NTASGDConfig)
 class NTASGD(FairseqOptimizer):
-    """Non-monotonically triggered averaged SGD, to be used with ``--lr-scheduler nt_asgd``.
-
-    Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
-    section 3, https://arxiv.org/abs/1708.02182
-
-    Args:
-        cfg: the flags.
-        params: the parameters to train.
-    """
+    """Non-monotonically triggered averaged SGD, to be used with ``--lr-scheduler nt_asgd``."""
 
     def __init__(self, cfg: NTASGDConfig, params: Any) -> None:
         super().__init__(cfg)
@@ -60,12 +56,7 @@ class NTASGD(FairseqOptimizer):
     def load_state_dict(
         self, state_dict: Dict[str, Any], optimizer_overrides: Optional[Dict[str, Any]] = None
     ) -> None:
-        """Continue from a saved state.
-
-        Args:
-            state_dict: of the torch optimiser.
-            optimizer_overrides: ``--optimizer-overrides``.
-        """
+        """Continue from a saved state."""
         super().load_state_dict(state_dict, optimizer_overrides)
         self._start_where_asked()
 
@@ -76,13 +67,7 @@ def _unpaired(found: str) -> ConfigurationError:
 
 
 def averaged_sgd(optimizer: FairseqOptimizer) -> AveragedSGD:
-    """The optimiser under fairseq's wrappers for half precision.
-
-    Args:
-        optimizer: the trainer's.
-
-    Returns:
-        The torch optimiser.
+    """The optimiser of torch under fairseq's wrappers for half precision.
 
     Raises:
         ConfigurationError: the optimiser is not ``--optimizer nt_asgd``.
@@ -147,10 +132,6 @@ class NTASGDSchedule(FairseqLRScheduler):
     holds the loss elsewhere (see ``Averages``). A resumed run therefore checks it again, with the
     flags that it is given.
 
-    Args:
-        cfg: the flags.
-        optimizer: the trainer's.
-
     Raises:
         ConfigurationError: another optimiser, several learning rates, or a negative interval.
     """
@@ -170,23 +151,13 @@ class NTASGDSchedule(FairseqLRScheduler):
         return {"best": self.best, "history": list(self.trigger.history)}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        Args:
-            state_dict: from :meth:`state_dict`. The state of another schedule has no history, so
-                the checks start over.
-        """
+        """Continue from a saved state; that of another schedule has no losses to go on with."""
         self.best = state_dict.get("best")
         self.trigger.history = list(state_dict.get("history", ()))
         self.resumed = True
 
     def step(self, epoch: int, val_loss: Optional[float] = None) -> None:
-        """Check the criterion at the end of an epoch.
-
-        Args:
-            epoch: its number.
-            val_loss: on the first validation set; None if the epoch was not validated.
-        """
+        """Check the criterion at the end of an epoch, which may not have been validated."""
         if val_loss is None or self.stopped:
             return
         super().step(epoch, float(val_loss))
@@ -207,14 +178,7 @@ class NTASGDSchedule(FairseqLRScheduler):
             logger.info(f"NT-ASGD ends training, {inner.averaged} iterates averaged, {reason}")
 
     def step_update(self, num_updates: int) -> float:
-        """Set the learning rate of the next update.
-
-        Args:
-            num_updates: updates taken.
-
-        Returns:
-            The learning rate: ``--lr``, less during warm-up, 0 to end training.
-        """
+        """Set and return the rate of the next update: less in warm-up, 0 to end training."""
         if self.stopped:
             self.optimizer.set_lr(0.0)
         else:
@@ -247,8 +211,7 @@ def _name(node: Any) -> Any:
 def check_configuration(cfg: Any) -> None:
     """Refuse flags that cannot work, before training starts; let the learning rate 0 end it.
 
-    Args:
-        cfg: fairseq's whole configuration; ``optimization.stop_min_lr`` may be changed.
+    For the latter, ``optimization.stop_min_lr`` may be changed.
 
     Raises:
         ConfigurationError: flags that exclude each other.

@@ -417,9 +417,8 @@ class Penalties:
 
 # Penalties that a recurrent model computes on its own activations: AR and TAR.
 #
-# Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
-# https://arxiv.org/abs/1708.01009. They need activations that only the forward pass has, so the
-# model returns them, weighted by flags of its own, as ``extra["activation_penalties"]``.
+# They need activations that only the forward pass has, so the model returns them, weighted by flags
+# of its own, as ``extra["activation_penalties"]``.
 
 
 ACTIVATION_NAMES = ("activation", "temporal_activation")

@@ -43,10 +43,7 @@ class CoupledAdamConfig(FairseqDataclass):
 
 
 def two_numbers(betas: Any) -> Tuple[float, float]:
-    """The decay rates of the moments.
-
-    Args:
-        betas: two numbers, or their text.
+    """The decay rates of the moments, of two numbers or their text.
 
     Raises:
         ConfigurationError: anything else, or a number outside [0, 1).
@@ -80,10 +77,6 @@ class FairseqCoupledAdam(_WithAdam):
 
     Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. :class:`CoupledTables`
     names the tables before the first step.
-
-    Args:
-        cfg: the flags.
-        params: the parameters to train.
     """
 
     def __init__(self, cfg: CoupledAdamConfig, params: Any) -> None:
@@ -120,14 +113,9 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
 def stepped_for(optimizer: Any, parameters: List[nn.Parameter], flag: str) -> List[Tensor]:
     """What a fairseq optimiser steps for parameters: themselves, or their float32 copies.
 
-    Args:
-        optimizer: fairseq's, wrapped for half precision or not.
-        parameters: of the model.
-        flag: that needs them whole.
-
     Raises:
-        UnsupportedError: the optimiser does not step them as they are, but flattened with others or
-            in parts.
+        UnsupportedError: the optimiser does not step them as they are, as the flag needs it, but
+            flattened with others or in parts.
     """
     copies = float32_copies(optimizer)
     stepped = [copies.get(id(parameter), (parameter, 0))[0] for parameter in parameters]
@@ -210,10 +198,6 @@ class FairseqMuon(_WithAdam):
 
     Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/. :class:`MuonMatrices` names the
     matrices before the first step.
-
-    Args:
-        cfg: the flags.
-        params: the parameters to train.
     """
 
     def __init__(self, cfg: MuonConfig, params: Any) -> None:

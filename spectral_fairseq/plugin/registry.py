@@ -49,14 +49,7 @@ def _options_of(flag: str, kinds: Iterable[Union[Type[Table], Type[Head]]]) -> L
 def with_options(
     config: Type[FairseqDataclass], name: str, options: Iterable[Option], doc: str
 ) -> Any:
-    """A subclass of a configuration that has a field for each option.
-
-    Args:
-        config: the dataclass to extend.
-        name: the name of the new class.
-        options: become fields in this order.
-        doc: docstring of the new class.
-    """
+    """A subclass of a configuration, with a name and a docstring, that has a field an option."""
     fields = [
         (
             entry.name,
@@ -306,11 +299,8 @@ def to_namespace(model: Any, config: Any) -> Namespace:
     """The resolved flags of a model node, as fairseq's own architectures expect them.
 
     Under ``fairseq-hydra-train`` a node holds only what the user wrote, because fairseq fills in
-    defaults before it imports the plugin. This function fills them in.
-
-    Args:
-        model: registered model class.
-        config: model node (DictConfig) or legacy Namespace.
+    defaults before it imports the plugin. This function fills them in. A model without a dataclass
+    has a Namespace.
     """
     if isinstance(config, DictConfig):
         defaults = getattr(model, "__dataclass")()  # noqa: B009
@@ -330,10 +320,6 @@ def to_namespace(model: Any, config: Any) -> Namespace:
 
 def check_sharing(options: Any, task: Any) -> None:
     """Refuse tables that are to be shared but cannot, as fairseq does without saying what to do.
-
-    Args:
-        options: an encoder-decoder architecture's flags.
-        task: its two dictionaries must be the same if both sides share a table.
 
     Raises:
         ConfigurationError: two dictionaries, two widths or two files of vectors for one table.

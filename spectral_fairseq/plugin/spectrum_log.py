@@ -38,11 +38,7 @@ _PREFIX = "table_"
 
 
 class SpectrumLog:
-    """Measures the output table of each model, at most once in ``interval`` updates.
-
-    Args:
-        interval: in updates; 0 for never.
-    """
+    """Measures the output table of each model, at most once in ``interval`` updates; 0 is never."""
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
@@ -70,10 +66,7 @@ class SpectrumLog:
                 )
 
     def check_metric(self, name: str) -> None:
-        """Refuse to choose checkpoints by a measure that some or all validations lack.
-
-        Args:
-            name: of ``--best-checkpoint-metric``.
+        """Refuse a ``--best-checkpoint-metric`` that some or all validations lack.
 
         Raises:
             ConfigurationError: it is one of these measures, and ``interval`` is not 1; or it begins
@@ -92,12 +85,7 @@ class SpectrumLog:
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs, now: int) -> Dict[str, float]:
-        """Entries of a logging output: the measures if they are due, else nothing.
-
-        Args:
-            inputs: of the model.
-            now: number of updates it has taken.
-        """
+        """Entries of a logging output after so many updates: the measures if they are due."""
         if not self.interval:
             return {}
         before, entries = self._latest.get(inputs.decoder, (-math.inf, {}))

@@ -63,14 +63,9 @@ class Corpus(FairseqDataset):
 
 
 def sentences_in(folder: str, split: str, dictionary: Dictionary, kind: Any, combine: bool) -> Any:
-    """The sentences of a split, not yet in memory.
+    """The sentences of a split of ``fairseq-preprocess --only-source``, not yet in memory.
 
-    Args:
-        folder: written by ``fairseq-preprocess --only-source``.
-        split: such as ``train``.
-        dictionary: of the words.
-        kind: ``--dataset-impl``.
-        combine: go on with ``train1``, ``train2`` and so on.
+    With ``combine`` they go on with ``train1``, ``train2`` and so on.
 
     Raises:
         MissingDataError: no such split.
@@ -184,15 +179,7 @@ STANDARD_DEVIATION = 5.0
 
 
 def fixed_lengths(total: int, length: int) -> List[int]:
-    """Cut a stream into segments of one length.
-
-    Args:
-        total: tokens of the stream.
-        length: tokens of a segment.
-
-    Returns:
-        Lengths that sum to ``total``: all ``length``, but for the last one.
-    """
+    """Lengths of a stream's segments, which sum to ``total``; all but the last are ``length``."""
     return _cut(total, min(length, SHORTEST), lambda: length)
 
 
@@ -202,13 +189,8 @@ def sampled_lengths(total: int, length: int, generator: np.random.Generator) -> 
     ``max(5, floor(x))`` with ``x ~ N(b, 5^2)``, where ``b`` is ``length`` with probability 0.95
     and half of it otherwise.
 
-    Args:
-        total: tokens of the stream.
-        length: L, the usual length.
-        generator: source of randomness.
-
     Returns:
-        Lengths that sum to ``total``.
+        Lengths that sum to ``total``, the tokens of the stream.
     """
 
     def draw() -> int:
@@ -256,10 +238,6 @@ class SlotCarries:
         The first segment starts with a fresh state. fairseq feeds a micro-batch a second time after
         some failures (overflow under --amp, out of memory in validation); it then starts from the
         same state as the first time.
-
-        Args:
-            slot: which micro-batch of the update.
-            segment: number of the segment, from 0.
         """
         carry = self._carries.setdefault(slot, Carry())
         if segment == 0:
@@ -303,15 +281,7 @@ def _mapped(state: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 class StreamIterator(EpochBatchIterator):
-    """The micro-batches of one epoch for one worker, in order.
-
-    Args:
-        streams: the streams to read.
-        shard_id: number of this worker.
-        epoch: from 1.
-        num_workers: processes that load data.
-        buffer_size: micro-batches to keep ready.
-    """
+    """The micro-batches of one epoch for one worker, in order."""
 
     def __init__(
         self, streams: Streams, shard_id: int, epoch: int, num_workers: int, buffer_size: int
@@ -357,9 +327,6 @@ class StreamIterator(EpochBatchIterator):
 
         If the streams have changed since, go to the same share of the epoch and start them there
         with fresh states, with a warning.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned, in any worker.
         """
         self.carries.reset()
         segment = 0

@@ -71,9 +71,6 @@ class StatefulLanguageModelingConfig(FairseqDataclass):
 def check_options(options: Any) -> None:
     """Refuse options with which nothing can be trained.
 
-    Args:
-        options: as in :class:`StatefulLanguageModelingConfig`.
-
     Raises:
         ConfigurationError: segments that are too short, or no data folder.
         UnsupportedError: flags of fairseq's task that have no meaning for streams.
@@ -104,12 +101,7 @@ def update_freq_in(options: Any, epoch: int) -> int:
 
 @contextlib.contextmanager
 def scaled_rate(optimizer: Any, factor: float) -> Iterator[None]:
-    """Multiply all learning rates, and restore them afterwards, whatever happens.
-
-    Args:
-        optimizer: of fairseq, wrapped for half precision or not.
-        factor: factor of the learning rates.
-    """
+    """Multiply all learning rates, and restore them afterwards, whatever happens."""
     groups = list(optimizer.param_groups)
     rates = [group["lr"] for group in groups]
     for group, rate in zip(groups, rates):
@@ -163,14 +155,7 @@ def streams_to_evaluate(batch_size: int, tokens: int, workers: int) -> int:
 
 
 def training_lengths(total: int, options: Any, seed: int, epoch: int) -> List[int]:
-    """The segments of a training epoch, a function of seed and epoch alone.
-
-    Args:
-        total: tokens of a stream.
-        options: the flags of the task.
-        seed: ``--seed``.
-        epoch: from 1.
-    """
+    """The segments of an epoch of streams of ``total`` tokens, by seed and epoch alone."""
     if options.variable_bptt:
         generator = np.random.default_rng([seed, epoch])
         return sampled_lengths(total, options.tokens_per_sample, generator)
@@ -223,12 +208,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         return super().build_model(args, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **_: Any) -> None:
-        """Load a split into memory.
-
-        Args:
-            split: such as ``train`` or ``valid``.
-            epoch: chooses among several data folders.
-            combine: go on with ``train1``, ``train2`` and so on.
+        """Load a split into memory; the epoch, from 1, chooses among several data folders.
 
         Raises:
             MissingDataError: no such split, or, in training, not in every data folder.
@@ -354,21 +334,8 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         ignore_grad: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Train on one micro-batch, from the state in which its streams' last one ended.
-
-        Args:
-            sample: item of :class:`Streams`.
-            model: what is trained.
-            criterion: the loss.
-            optimizer: of fairseq.
-            update_num: number of updates before.
-            ignore_grad: whether the sample only stands in for one that this worker lacks.
-            kwargs: other arguments of fairseq.
-
-        Returns:
-            Loss, sample size and logging output.
-        """
-        if ignore_grad or self._training is None:
+        """Train on one micro-batch, from the state in which its streams' last one ended."""
+        if ignore_grad or self._training is None:  # it stands in for one that this worker lacks
             carry = Carry()
         else:
             carry = self._training.carries.at(sample["slot"], sample["segment"])
@@ -381,11 +348,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         )
 
     def valid_step(self, sample: Dict[str, Any], model: Any, criterion: Any, **kwargs: Any) -> Any:
-        """Evaluate one micro-batch, with states apart from those of training.
-
-        Returns:
-            Loss, sample size and logging output.
-        """
+        """Evaluate one micro-batch, with states apart from those of training."""
         carry = self._validation.at(sample["slot"], sample["segment"])
         return super().valid_step(_with_carry(sample, carry), model, criterion, **kwargs)
 

@@ -139,11 +139,7 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         return cls(TransformerXLDecoder(dictionary, network, head))
 
     def warn_of_other_criterion(self, name: str) -> None:
-        """Warn, before training, that a criterion of fairseq computes all words of all clusters.
-
-        Args:
-            name: of the criterion's class.
-        """
+        """Warn, before training, that a criterion of fairseq computes all words of all clusters."""
         head = self.decoder.output_projection
         if isinstance(head, AdaptiveSoftmaxHead):
             logger.warning(

@@ -47,6 +47,7 @@ from spectral_fairseq.training.modules import (
     check_table,
     excluded_rows,
     output_layer,
+    rows_of_padding,
     weight_of,
     without_wrappers,
 )
@@ -175,7 +176,9 @@ class SpectrumControl:
         self.updates = 0
         self._model, self._group, self._checked = model, group, False
         weight = self.weight
-        self.excluded = self._rows(excluded, weight)
+        if excluded is None and isinstance(model, nn.Module):
+            excluded = rows_of_padding(without_wrappers(model), weight)
+        self.excluded = excluded_rows(excluded or (), weight.size(0))
         count, dim = weight.size(0) - len(self.excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.spectrum(dim, 1.0)
@@ -270,15 +273,6 @@ class SpectrumControl:
             remedy = "Pass what state_dict() of a SpectrumControl returned."
             raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
         self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
-
-    def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
-        rows = list(excluded or ())
-        if excluded is None and isinstance(self._model, nn.Module):
-            for layer in without_wrappers(self._model).modules():
-                if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                    if layer.weight is weight:
-                        rows.append(layer.padding_idx)
-        return excluded_rows(rows, weight.size(0))
 
     def _norm(self, weight: Tensor) -> float:
         part, excluded = self._part(weight)

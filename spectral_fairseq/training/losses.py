@@ -91,10 +91,15 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
     layer: Any = _linear(model, "fused_loss_")
     if softcap is not None:
         _check_cap(model, layer, softcap)
-    if not isinstance(layer, KeepsHiddenStates):
-        put_on(layer, KeepsHiddenStates)
     if softcap is not None and _own_cap(model) is None:
         layer.softcap = float(softcap)
+    return _handing_on(model, layer, loss)
+
+
+def _handing_on(model: nn.Module, layer: nn.Module, loss: TokenLoss) -> TokenLoss:
+    """Let the output layer hand on hidden states, and the model compute this loss of them."""
+    if not isinstance(layer, KeepsHiddenStates):
+        put_on(layer, KeepsHiddenStates)
     take_over_loss(model, loss)
     keep_layers(model)
     return loss
@@ -165,11 +170,7 @@ def mixture_(
     made = MIXTURES[kind](_TableOfLayer(layer), layer.in_features, components, dropout, **scales)
     layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
     put_on(layer, MixtureLayer)
-    if not isinstance(layer, KeepsHiddenStates):
-        put_on(layer, KeepsHiddenStates)
-    take_over_loss(model, loss)
-    keep_layers(model)
-    return loss
+    return _handing_on(model, layer, loss)
 
 
 def _linear(model: nn.Module, use: str) -> nn.Module:

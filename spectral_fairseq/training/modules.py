@@ -385,12 +385,20 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
                 raise UnsupportedError(wanted, found, "Use a plain table for this model.")
             layers[name] = layer
     _check_known(weight, layers, use)
-    padding = {
-        layer.padding_idx
-        for layer in layers.values()
-        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
-    }
-    return Uses(weight, layers, sorted(padding))
+    return Uses(weight, layers, rows_of_padding(model, weight))
+
+
+def rows_of_padding(model: nn.Module, weight: Tensor) -> List[int]:
+    """The rows of padding of the look-ups that use a table."""
+    return sorted(
+        {
+            layer.padding_idx
+            for layer in model.modules()
+            if isinstance(layer, nn.Embedding)
+            and layer._parameters.get("weight") is weight
+            and layer.padding_idx is not None
+        }
+    )
 
 
 def _cannot_change(layer: nn.Module, key: str) -> str:

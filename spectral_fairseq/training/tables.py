@@ -32,6 +32,7 @@ from spectral_fairseq.training.modules import (
     keep_layers,
     output_layer,
     put_on,
+    rows_of_padding,
     take_off,
     uses_of_table,
     without_wrappers,
@@ -329,10 +330,11 @@ def repair_(
     """
     changed_rows: Dict[str, List[int]] = {}
     planned = []
-    for name, weight, padding in _tables(model):
+    inner = without_wrappers(model)
+    for name, weight in _tables(model).items():
         check_not_sharded(weight)
         check_table(weight, "repair_")
-        left_out = list(padding) if excluded is None else list(excluded)
+        left_out = rows_of_padding(inner, weight) if excluded is None else excluded
         chosen = torch.tensor(
             excluded_rows(left_out, len(weight)), dtype=torch.long, device=weight.device
         )
@@ -347,28 +349,14 @@ def repair_(
     return changed_rows
 
 
-def _tables(model: nn.Module) -> List[tuple[str, Tensor, List[int]]]:
-    """The different tables of a model: name, weight, and the rows of padding of its look-ups."""
+def _tables(model: nn.Module) -> Dict[str, Tensor]:
+    """The different tables of a model by the name of the first layer that has each."""
     inner = without_wrappers(model)
     out = output_layer(model)
-    inputs = getattr(inner, "get_input_embeddings", lambda: None)()
-    weights: Dict[int, Tensor] = {}
-    for layer in (inputs, out):
+    tables: Dict[str, Tensor] = {}
+    for layer in (getattr(inner, "get_input_embeddings", lambda: None)(), out):
         weight = getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:
-            weights.setdefault(id(weight), weight)
-    tables = []
-    for weight in weights.values():
-        users = [
-            (name, layer)
-            for name, layer in inner.named_modules()
-            if getattr(layer, "_parameters", {}).get("weight") is weight
-        ]
-        padding = [
-            layer.padding_idx
-            for _, layer in users
-            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
-        ]
-        name = users[0][0] if users else ""
-        tables.append((f"{name}.weight".lstrip("."), weight, padding))
+            users = (n for n, m in inner.named_modules() if m._parameters.get("weight") is weight)
+            tables[f"{next(users, '')}.weight".lstrip(".")] = weight
     return tables
