@@ -290,7 +290,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
     def warn_of_other_criterion(self, name: str) -> None:
-        """Warn, before training, that a criterion of fairseq adds neither AR nor TAR to its loss."""
+        """Warn, before training, that a criterion of fairseq adds no AR and no TAR to its loss."""
         if self.decoder.alpha or self.decoder.beta:
             logger.warning(
                 "--criterion %s trains without --activation-regularization %g and "
