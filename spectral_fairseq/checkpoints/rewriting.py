@@ -132,12 +132,7 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
 
 
 class _First:
-    """The first of several checkpoints, which says what is shared and which entries are factors.
-
-    Args:
-        tensors: name -> tensor.
-        path: where they were read from, for messages.
-    """
+    """The first of several checkpoints, which says what is shared and which entries are factors."""
 
     def __init__(self, tensors: Mapping[str, Tensor], path: Any) -> None:
         self.tensors, self.path = tensors, path
@@ -326,12 +321,7 @@ def _measures(weight: Tensor, left_out: Tensor, places: Tensor) -> Dict[str, flo
 
 
 def write_folder(opened: Tables, changed: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy the folder of a model, with the changed tensors in the files that hold them.
-
-    Args:
-        opened: a model of Hugging Face's libraries.
-        changed: name -> tensor.
-        folder: an empty one.
+    """Copy the folder of a model into an empty one, with the changed tensors in their files.
 
     Raises:
         UnsupportedError: weights in files of another format, or a table in parts.

@@ -346,12 +346,12 @@ def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
 
 
 def refuse_unequal(tensors: Mapping[str, Any], names: Sequence[str], why: str, remedy: str) -> None:
-    """Raise an error unless all of some entries hold the same numbers.
+    """Raise an error unless the entries of some names, which share a table, hold the same numbers.
 
     Args:
         tensors: name -> tensor.
-        names: of entries that share one table.
-        why: they do, for the message.
+        names: of the entries.
+        why: they share it, for the message.
         remedy: what to do where they differ.
 
     Raises:

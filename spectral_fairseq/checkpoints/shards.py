@@ -180,9 +180,6 @@ def _numbered_of(file: Path, numbered: re.Match[str]) -> List[Path]:
 def check_one_set(file: Path) -> None:
     """Refuse the numbered files of several models in one folder, of which the first would be read.
 
-    Args:
-        file: one of them, which was found in a folder.
-
     Raises:
         CheckpointError: others have the same name but for another number of files.
     """
@@ -237,11 +234,6 @@ def check_no_rank(file: Path, tensors: Mapping[str, Tensor], beside: Mapping[str
     They hold the same names, the same vectors, such as those of the norms, and other rows or
     columns of the tables. Two checkpoints of a training have other vectors as well, or, where only
     the table is trained, tables whose rows are alike.
-
-    Args:
-        file: that was named.
-        tensors: its own.
-        beside: those of a file whose name differs in a number only.
 
     Raises:
         CheckpointError: the two hold parts of one model.

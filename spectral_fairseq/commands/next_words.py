@@ -139,7 +139,7 @@ def predict_next(model: LanguageModel, sentence: Sentence, top: int) -> NextWord
     are read as ``<unk>``.
 
     Args:
-        model: from :func:`~.models.load_language_model`.
+        model: the language model.
         sentence: n words; ``</s>`` stands for the end of a sentence.
         top: k.
     """

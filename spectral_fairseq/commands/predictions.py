@@ -147,8 +147,7 @@ def measure_outputs(
 class StateMeasures:
     """Accumulates the measures of all layers, and a sample of the last states for their hull.
 
-    Args:
-        tokens: an upper bound of the number of states to come.
+    At most ``tokens`` states are to come.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -162,9 +161,7 @@ class StateMeasures:
     def add(self, states: List[Tensor], sequences: Tensor) -> None:
         """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown.
 
-        Args:
-            states: of each layer.
-            sequences: the number of the sequence of each state, shape (b,).
+        ``sequences`` has the number of the sequence of each state, shape (b,).
         """
         if not states:
             return
@@ -271,10 +268,9 @@ def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:
 
 
 class _OutputLayerInput:
-    """Keeps what the decoder passes to its output layer, ``features``, None if it cannot be seen.
+    """Keeps what a model's decoder, which it changes, passes to its output layer.
 
-    Args:
-        model: whose decoder is changed; it is not used for anything else.
+    It is ``features``, or None if it cannot be seen.
     """
 
     def __init__(self, model: Any) -> None:

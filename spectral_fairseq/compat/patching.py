@@ -156,10 +156,6 @@ class Overlay(types.ModuleType):
     # Note [A module of their own]
     Changing numpy or torch themselves would change what every other library in the process sees.
     Instead the global ``np`` or ``torch`` of a few fairseq modules becomes an overlay.
-
-    Args:
-        module: the module, whose other names are passed on.
-        names: the changed names.
     """
 
     def __init__(self, module: types.ModuleType, **names: Any) -> None:

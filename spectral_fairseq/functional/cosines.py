@@ -151,8 +151,8 @@ def cosine_histogram(
 def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
     """Return the share of the pairs whose cosine is not negative.
 
-    Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, section 3: "positive for
-    almost all cases" in a degenerate table. It is one half in a random table.
+    Gao et al., section 3: "positive for almost all cases" in a degenerate table. It is one half in
+    a random table.
 
     Args:
         edges: of the bins, increasing, with 0 among them.

@@ -36,9 +36,7 @@ def locked_dropout(features: Tensor, p: float, locked_dim: int, training: bool) 
     return features * F.dropout(torch.ones_like(one_step), p, True)
 
 
-# Dropout of whole words from the look-up.
-#
-# Gal and Ghahramani, NeurIPS 2016, https://arxiv.org/abs/1512.05287, section 4.2.
+# Dropout of whole words from the look-up: section 4.2 of the same paper.
 
 
 def word_dropout(

@@ -173,10 +173,7 @@ def spectrum_penalty(sigma: Tensor, prior: Tensor) -> Tensor:
     return (sigma.abs().sort(descending=True).values - prior).square().sum()
 
 
-# The defects of a matrix's columns from orthonormality, and the penalty built on them.
-#
-# Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
-# ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.1:
+# The defects of a matrix's columns from orthonormality, and the penalty built on them, section 4.1:
 #
 #     l1 ||U'U - I||_F^2 + l2 ||V'V - I||_F^2 + l3 ||U'U - I||_2^2 + l4 ||V'V - I||_2^2
 
@@ -269,9 +266,9 @@ def orthogonality_penalty(
 #
 # Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of Generative Adversarial
 # Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJNH6sAqY7, divide
-# the spectrum of a weight by its largest value, sigma_k / max sigma. Appendix B of Wang et al.,
-# ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it and describes its effect:
-# "encourage all the singular values close to the largest one".
+# the spectrum of a weight by its largest value, sigma_k / max sigma. Appendix B of Wang et al.
+# compares with it and describes its effect: "encourage all the singular values close to the largest
+# one".
 #
 # Note [Spectral normalisation with a weight]
 # -------------------------------------------
@@ -309,9 +306,7 @@ def spectral_normalization_penalty(sigma: Tensor) -> Tensor:
 
 # The D-optimal regulariser, which enlarges the volume that the columns of a table span.
 #
-# Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of Generative Adversarial
-# Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJNH6sAqY7. Appendix
-# B of Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it:
+# It too is of Jiang et al., and a comparator of Wang et al.:
 #
 #     R = -sum_k log sigma_k = -1/2 log det(W'W),     dR/dW = -W (W'W)^-1
 #

@@ -393,9 +393,9 @@ def has_workers() -> bool:
 
 # New factors for an unchanged table: the singular value decomposition of W = U diag(sigma) V'.
 #
-# Training moves the factors (Wang et al., ICLR 2020, equation 4.1,
-# https://openreview.net/forum?id=ByxY8CNtvr) away from orthonormal ones, and sigma is then no
-# longer what it is called. They can be renewed while W stays as it is. With M = diag(sigma) V',
+# Training moves the factors (Wang et al., equation 4.1) away from orthonormal ones, and sigma is
+# then no longer what it is called. They can be renewed while W stays as it is. With
+# M = diag(sigma) V',
 #
 #     W = U M,   M' U'U M = E diag(sigma_1^2) E',   U_1 = U M E diag(1 / sigma_1),   V_1 = E
 #

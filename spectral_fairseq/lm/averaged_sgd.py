@@ -237,10 +237,7 @@ def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:
         parameter.copy_(weight)
 
 
-# The non-monotonic criterion, which detects that the validation loss has stopped improving.
-#
-# Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
-# https://openreview.net/forum?id=SyyGPP0TZ, algorithm 1.
+# The non-monotonic criterion (algorithm 1), which detects that the loss has stopped improving.
 
 
 class NonMonotonicTrigger:

@@ -34,11 +34,8 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_range
 from spectral_fairseq.lm.awd_lstm import check_carried, check_layer_sizes, check_probabilities
 
-# Multi-head attention with relative positions, as in Transformer-XL.
-#
-# Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: "Transformer-XL: Attentive Language Models beyond a
-# Fixed-Length Context", ACL 2019, https://aclanthology.org/P19-1285/, section 3.3. Query i scores
-# key j, which is i - j >= 0 positions before it, with
+# Multi-head attention with relative positions, section 3.3. Query i scores key j, which is
+# i - j >= 0 positions before it, with
 #
 #     A_ij = (q_i + u)' k_j + (q_i + v)' W_R R_{i-j},
 #

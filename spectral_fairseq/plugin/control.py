@@ -239,9 +239,7 @@ NAMES = tuple(METHODS["penalties on factors"])
 def with_method(cfg: Any, has_svd: bool) -> Any:
     """A copy of a criterion's configuration, in which the flags not given are those of the method.
 
-    Args:
-        cfg: the configuration.
-        has_svd: whether the model has an SVD table.
+    The method depends on whether the model has an SVD table.
     """
     values = dict(METHODS["penalties on factors" if has_svd else "decoupled control"])
     if cfg.spectrum_weight and not has_svd:  # a penalty on the true spectrum

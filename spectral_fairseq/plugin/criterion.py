@@ -217,7 +217,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 output layer's own loss has none; or a non-autoregressive model.
         """
         for inner in models_in(unwrapped(model)):
-            _refuse_non_autoregressive(inner)
+            if "tgt_tokens" in inspect.signature(inner.forward).parameters:
+                raise refusals.NON_AUTOREGRESSIVE.error(f"{type(inner).__name__}, which does not")
         bound = self.objectives_of(model)
         idle = [
             self._idle_flags(inner, objective) for objective, inner in zip(bound, models_in(model))
@@ -228,7 +229,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             objective.penalties.check(inner)
             objective.control.check(Inputs(objective.parts))
             self.log_spectrum.check(Inputs(objective.parts))
-            _refuse_fairseqs_adaptive_softmax(inner)
+            if getattr(decoder_of(inner), "adaptive_softmax", None) is not None:
+                raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")
             objective.likelihood.check()
 
     def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:
@@ -372,16 +374,6 @@ class WordCounts(Listener):
         """Go on with the counts of the checkpoint."""
         if saved is not None:
             self.memory.load_state_dict(saved)
-
-
-def _refuse_non_autoregressive(model: nn.Module) -> None:
-    if "tgt_tokens" in inspect.signature(model.forward).parameters:
-        raise refusals.NON_AUTOREGRESSIVE.error(f"{type(model).__name__}, which does not")
-
-
-def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:
-    if getattr(decoder_of(model), "adaptive_softmax", None) is not None:
-        raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")
 
 
 # The names of ``--criterion``: each is the same criterion with other default flags.

@@ -87,11 +87,7 @@ class WordMemory:
         self._pending += counts.cpu()
 
     def begin(self, update: int) -> None:
-        """Start the batches of an update; those of an attempt that took no step are forgotten.
-
-        Args:
-            update: as for :meth:`add`.
-        """
+        """Start the batches of an update; those of an attempt that took no step are forgotten."""
         if update == self._update:
             self._pending.zero_()
 

@@ -66,8 +66,4 @@ class Listener:
         """
 
     def loaded(self, extra_state: Dict[str, Any]) -> None:
-        """Called after any checkpoint was loaded.
-
-        Args:
-            extra_state: of the checkpoint.
-        """
+        """Called after any checkpoint was loaded."""

@@ -108,11 +108,7 @@ class TablePrior:
 
 
 class PerDevice:
-    """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting.
-
-    Args:
-        constant: on any device.
-    """
+    """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting."""
 
     def __init__(self, constant: Tensor) -> None:
         self._copies: Dict[torch.device, Tensor] = {constant.device: constant}
@@ -252,13 +248,7 @@ class Penalty:
 
 
 class Term(NamedTuple):
-    """One term of the objective at one update.
-
-    Args:
-        name: key in the training logs.
-        weight: the factor of ``value``.
-        value: R, a float32 scalar.
-    """
+    """One term of the objective: its key in the logs, its weight, and R, a float32 scalar."""
 
     name: str
     weight: float
@@ -364,9 +354,6 @@ class Penalties:
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the penalties need, due or not, or does not train it.
-
-        Args:
-            model: whose parts this object has.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that

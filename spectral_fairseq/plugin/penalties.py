@@ -116,14 +116,10 @@ def layer_states(inputs: Inputs) -> Optional[Tuple[List[Tensor], Tensor]]:
     return layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0)
 
 
-# The penalties.
+# The penalties. Their papers and formulas are in functional/row_penalties.py and
+# functional/spectrum_penalties.py.
 
-
-# The mean cosine between different words: Gao et al., ICLR 2019, section 5 (MLE-CosReg).
-#
-# https://openreview.net/forum?id=SkEYojRqtm
-
-
+# The mean cosine between different words (MLE-CosReg).
 COSINE = Penalty(
     name="cosine",
     weight=weight_option(
@@ -134,9 +130,7 @@ COSINE = Penalty(
 )
 
 
-# The distance of singular values from a prior: Wang et al., ICLR 2020, section 4.2.
-#
-# https://openreview.net/forum?id=ByxY8CNtvr
+# The distance of singular values from a prior.
 #
 # An SVD table has its singular values, and its prior, as parts; of any other output table they are
 # those of W itself, and the gradient is W V diag(2 (sigma - prior) / sigma) V'.
@@ -173,9 +167,7 @@ SPECTRUM = Penalty(
 )
 
 
-# How far the factors of an SVD table are from orthonormal: Wang et al., ICLR 2020, section 4.1.
-#
-# https://openreview.net/forum?id=ByxY8CNtvr
+# How far the factors of an SVD table are from orthonormal.
 
 
 def four_weights(text: str) -> Tuple[float, float, float, float]:
@@ -217,12 +209,7 @@ ORTHOGONALITY = Penalty(
 )
 
 
-# Spectral normalisation as a penalty: a comparator of Wang et al., ICLR 2020, appendix B.
-#
-# https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
-# https://openreview.net/forum?id=rJNH6sAqY7
-
-
+# Spectral normalisation as a penalty, and the D-optimal regulariser: comparators of the spectrum's.
 SPECTRAL_NORMALIZATION = Penalty(
     name="spectral_normalization",
     weight=weight_option(
@@ -231,12 +218,6 @@ SPECTRAL_NORMALIZATION = Penalty(
     needs=output_singular_values,
     value=lambda sigma, _: spectral_normalization_penalty(sigma),
 )
-
-
-# The D-optimal regulariser: a comparator of Wang et al., ICLR 2020, appendix B.
-#
-# https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
-# https://openreview.net/forum?id=rJNH6sAqY7
 
 
 D_OPTIMAL = Penalty(
@@ -254,9 +235,7 @@ NORMALIZED_D_OPTIMAL = Penalty(
 )
 
 
-# The distance of the word vectors' norms from a target: Herold et al., WMT 2018, equation 12.
-#
-# https://aclanthology.org/W18-6310
+# The distance of the word vectors' norms from a target.
 
 
 def _with_targets(options: Any, words: Words) -> Any:
@@ -297,11 +276,7 @@ WEIGHT_NORM = Penalty(
 )
 
 
-# The squared length of the output table's mean vector (mu-loss).
-#
-# https://arxiv.org/abs/2601.02031. ``--table-centering`` is a decoupled form.
-
-
+# The squared length of the output table's mean vector; ``--table-centering`` is a decoupled form.
 MEAN_VECTOR = Penalty(
     name="mean_vector",
     weight=weight_option(
@@ -313,9 +288,7 @@ MEAN_VECTOR = Penalty(
 )
 
 
-# The dispersion of the hidden states of a sequence: Liu et al., ICML 2026.
-#
-# https://arxiv.org/abs/2602.00217, whose weight is 1.
+# The dispersion of the hidden states of a sequence.
 
 
 def _dispersion_value(states: Tuple[List[Tensor], Tensor], _: Any) -> Tensor:

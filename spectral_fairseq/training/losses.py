@@ -251,10 +251,6 @@ class ModelLoss:
 
     The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
     peft do. It adds the loss of its experts itself.
-
-    Args:
-        loss: the loss.
-        own: the function that the model had.
     """
 
     def __init__(self, loss: TokenLoss, own: Any) -> None:
@@ -293,9 +289,7 @@ class ModelLoss:
 class ModelForward:
     """Stands for the forward pass of a model that computes a cross entropy of its logits itself.
 
-    Args:
-        model: whose forward pass it is.
-        loss: takes the labels that the model is given.
+    The loss takes the labels that the model is given.
     """
 
     def __init__(self, model: nn.Module, loss: TokenLoss) -> None:

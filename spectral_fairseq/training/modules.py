@@ -103,9 +103,6 @@ class _Refusing:
 
     transformers makes a new, plain layer for a table that is not tied. The method would be lost in
     silence, and its optimiser would go on with parameters that nothing uses.
-
-    Args:
-        name: of the model's method.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,9 +138,6 @@ class _Saving:
 
     The file has the plain weights beside the entries of a table, and the model's settings say which
     methods are on it, for :func:`~spectral_fairseq.training.saving.restore_`.
-
-    Args:
-        model: whose method it is.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -185,9 +179,7 @@ _TIES, _SAVES = "tie_weights", "save_pretrained"
 def keep_layers(model: nn.Module, tied: bool = False) -> None:
     """Refuse what replaces layers of a model of transformers, and of those in it.
 
-    Args:
-        model: the model.
-        tied: whether the layers of its table hold no parameters that could be tied.
+    ``tied`` says that the layers of its table hold no parameters that could be tied.
     """
     for part in model.modules():
         for name in _REPLACING:
@@ -313,11 +305,7 @@ def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
 
 
 def check_table(weight: Any, use: str) -> None:
-    """Refuse what is no table of float32 (or float64) that is trained.
-
-    Args:
-        weight: of a layer.
-        use: what is to be done to it.
+    """Refuse what is no table of float32 (or float64) that is trained, for a ``use`` of it.
 
     Raises:
         UnsupportedError: it is quantised, or of 16 bits.
