@@ -52,7 +52,9 @@ def diagnose() -> Dict[str, Any]:
     if obstacle is not None:
         problems.append(obstacle)
     elif installed["fairseq"] is not None:
-        patches = {"defects": patch_fairseq(), "features": _patched_for_features()}
+        from spectral_fairseq.plugin import trainer
+
+        patches = {"defects": patch_fairseq(), "features": trainer.patch_for_features()}
         problems += [
             f"{applied.patch.name}: {applied.detail}"
             for group in patches.values()
@@ -83,12 +85,6 @@ def _products() -> Dict[str, Any]:
 
     mkl, onednn = timed_products() or (None, None)
     return {"auto": str(choose_products()), "mkl": mkl, "onednn": onednn}
-
-
-def _patched_for_features() -> List[Applied]:
-    from spectral_fairseq.plugin import trainer
-
-    return trainer.patch_for_features()
 
 
 def _as_json(applied: Applied) -> Dict[str, str]:

@@ -259,11 +259,6 @@ class IndexedCorpus:
         return torch.cat(parts)
 
 
-def splits_in(data: Union[str, Path]) -> List[str]:
-    """Names of the monolingual splits in a folder of binarised data."""
-    return sorted(path.stem for path in Path(data).glob("*.idx") if "." not in path.stem)
-
-
 def open_corpus(
     data: Union[str, Path], split: str, dictionary: Any, combine: bool = False
 ) -> IndexedCorpus:
@@ -278,9 +273,10 @@ def open_corpus(
     check_indexed_files(prefix, len(dictionary))
     kind = indexed_dataset.infer_dataset_impl(prefix)
     if kind is None:
+        there = sorted(path.stem for path in Path(data).glob("*.idx") if "." not in path.stem)
         raise MissingDataError(
             f"the split {split!r} of a monolingual corpus in {data}",
-            f"the splits {listed(splits_in(data), 9)}",
+            f"the splits {listed(there, 9)}",
             "Name one of those; fairseq-preprocess --only-source makes the splits train, valid and "
             f"test (--validpref TEXT --srcdict {data}/dict.txt --destdir {data}).",
         )

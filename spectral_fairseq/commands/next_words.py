@@ -224,7 +224,7 @@ def compare_next_words(
     return [
         {
             "context": " ".join(sentences[number][:position]),
-            "reference": _word_at(sentences[number], position),
+            "reference": next(iter(sentences[number][position:]), None),
             "models": [
                 {"label": label, **_listed(of_model[number], position, symbols)}
                 for (label, _), of_model in zip(models, predictions)
@@ -232,10 +232,6 @@ def compare_next_words(
         }
         for number, position in places
     ]
-
-
-def _word_at(sentence: Sentence, position: int) -> Optional[str]:
-    return sentence[position] if position < len(sentence) else None
 
 
 def _listed(prediction: NextWords, position: int, symbols: Sequence[str]) -> Dict[str, Any]:

@@ -26,10 +26,6 @@ class Status(enum.Enum):
     CANNOT = "cannot be patched"
 
 
-def _always_needed() -> Optional[str]:
-    return None
-
-
 @dataclass(frozen=True)
 class Patch:
     """One change of fairseq, valid for this process only.
@@ -45,7 +41,7 @@ class Patch:
     name: str
     reason: str
     install: Callable[[], str]
-    unneeded: Callable[[], Optional[str]] = _always_needed
+    unneeded: Callable[[], Optional[str]] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from spectral_fairseq.plugin.registry import TABLE_LR_SCALE, TABLE_WEIGHT_DECAY
 
 logger = logging.getLogger(__name__)
 
-_ONE_GROUP = "weight decay acts on every factor of the factored tables, so it shrinks W faster than"
 # What a group keeps beside the options of its optimiser.
 _PLACES, _SCALE, _OWN_DECAY = "places", "lr_scale", "has_own_decay"
 
@@ -104,9 +103,6 @@ def split_groups(
 ) -> None:
     """Split the one group of an optimiser, and let it load states with other groups.
 
-    A state with one group that decays was saved by an older version. Training goes on with the
-    weight decay that it has, on every factor, and a warning says so.
-
     Args:
         optimizer: fairseq's, wrapped for half precision or not.
         model: that it trains.
@@ -124,10 +120,10 @@ def split_groups(
             raise refusals.TABLE_GROUPS.error("flattened parameters, or groups of the optimiser")
         if undecayed and any(group.get("weight_decay") for group in _all_groups(inner)):
             logger.warning(
-                "%s a plain table: this optimiser has groups of its own, is sharded "
+                "weight decay acts on every factor of the factored tables, so it shrinks W faster "
+                "than a plain table: this optimiser has groups of its own, is sharded "
                 "(--zero-sharding), or does not step them one by one (--fp16 needs "
-                "--fp16-no-flatten-grads)",
-                _ONE_GROUP,
+                "--fp16-no-flatten-grads)"
             )
         return
     parts = _parts(inner, places[: len(undecayed)], places[len(undecayed) :], table)
@@ -237,24 +233,16 @@ def _loading(
         if groups is None:
             return
         for group, part, loaded in zip(inner.param_groups, parts, groups):
-            kept = None if part.decays else loaded.get("weight_decay")
             group["lr"] *= part.lr_scale / loaded.get(_SCALE, 1.0)
             _settle(group, part, group.get("weight_decay", 0.0))
-            if kept:  # of an older version; --optimizer-overrides are for what decays
-                group["weight_decay"] = kept
 
     return load_any
 
 
 def _regrouped(saved: List[Dict[str, Any]], parts: List[_Part]) -> Optional[List[Dict[str, Any]]]:
     """Saved groups of any form as those of ``parts``; ``None`` if they are of other parameters."""
-    places = [group.get(_PLACES) for group in saved]
     everything = sorted(place for part in parts for place in part.places)
-    undecayed = sorted(place for part in parts if not part.decays for place in part.places)
-    if len(saved) == 1:
-        places = [everything]
-    elif None in places and len(saved) == 2:  # of an older version, which split by decay alone
-        places = [sorted(set(everything) - set(undecayed)), undecayed]
+    places = [everything] if len(saved) == 1 else [group.get(_PLACES) for group in saved]
     origin: Dict[int, Tuple[int, Any]] = {}
     for index, (group, group_places) in enumerate(zip(saved, places)):
         if group_places is None or len(group_places) != len(group["params"]):
@@ -268,13 +256,6 @@ def _regrouped(saved: List[Dict[str, Any]], parts: List[_Part]) -> Optional[List
         group = {**saved[source], "params": [origin[place][1] for place in part.places]}
         if group.get(_OWN_DECAY):  # asked for then, and perhaps not now
             group["weight_decay"] = saved[0].get("weight_decay", 0.0)
-        mixed = not set(places[source] or ()) <= set(undecayed)
-        if not part.decays and mixed and group.get("weight_decay"):
-            logger.warning(
-                "%s with a new optimiser: the state that is restored is of an older version; "
-                "--reset-optimizer lets the decay act once",
-                _ONE_GROUP,
-            )
         groups.append(group)
     return groups
 
