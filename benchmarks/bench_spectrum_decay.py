@@ -51,8 +51,9 @@ class ControlledStep(Step):
     def change(self) -> None:
         """Change the table."""
         bound = self.controlling.objective_of(self.model)
-        for one in bound.control.controlled(Inputs(bound.parts)):
-            apply_change_(one.parameter, one.plan(one.parameter, 1.0), one.excluded)
+        table = bound.control.controlled(Inputs(bound.parts))
+        assert table is not None
+        apply_change_(table.parameter, table.plan(table.parameter, 1.0), table.excluded)
 
 
 class RenewedStep(Step):
@@ -65,7 +66,7 @@ class RenewedStep(Step):
         """Renew the factors."""
         for table in find_svd_tables(self.model):
             optimizer = SimpleNamespace(optimizer=self.optimiser)
-            renew_factors(table, optimizer, lambda compute, _like: compute())
+            renew_factors(table, optimizer)
 
 
 WAYS: Dict[str, Callable[[str, str], Any]] = {

@@ -121,7 +121,8 @@ def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
         of_table = table_options(trainer.cfg, model, trainer.task).parameters
         yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(of_table)
     for objective in objectives:
-        for table in objective.control.controlled(Inputs(objective.parts)):
+        table = objective.control.controlled(Inputs(objective.parts))
+        if table is not None:
             yield table.flag, _ids([table.parameter])
         yield objective.likelihood.flag, _ids(objective.likelihood.held)
 

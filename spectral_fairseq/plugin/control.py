@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
@@ -142,20 +142,20 @@ class TableControl:
         )
         self.svd_interval: int = options.svd_interval
 
-    def controlled(self, inputs: Inputs) -> List[Controlled]:
-        """What is changed in a model.
+    def controlled(self, inputs: Inputs) -> Optional[Controlled]:
+        """What is changed in a model, if anything is.
 
         Raises:
             ConfigurationError: the model has no table of the kind that a flag controls.
         """
         if not self.rule.active:
-            return []
+            return None
         with arguments_as_flags(weight=self._table_flag):
             weight = output_matrix(inputs.decoder, inputs.words.rows)
         excluded = inputs.words.excluded_on(weight.device)
         prior = functools.partial(inputs.parts.prior, excluded=excluded)
         plan = functools.partial(self.rule.plan, prior=prior, excluded=excluded)
-        return [Controlled(self._table_flag, weight, excluded, prior, plan)]
+        return Controlled(self._table_flag, weight, excluded, prior, plan)
 
     def renewed(self, inputs: Inputs) -> Sequence[SVDEmbedding]:
         """The tables of a model whose factors are renewed.
@@ -178,27 +178,26 @@ class TableControl:
         for table in self.renewed(inputs):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
                 raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.flag)
-        for controlled in self.controlled(inputs):
-            weight = controlled.parameter
-            if not isinstance(weight, nn.Parameter):
-                raise ConfigurationError(
-                    f"a plain output table, for {controlled.flag}",
-                    "one computed from other parameters, as with --embedding-type weight-norm",
-                    "Use --embedding-type plain; or svd with --spectrum-weight, "
-                    "--orthogonality-weights and --svd-interval; or leave --criterion "
-                    "spectrum_control, which sets the flag, for a criterion without it, such as "
-                    "label_smoothed_cross_entropy.",
-                )
-            if not weight.requires_grad:
-                raise refusals.FROZEN.error("a frozen one", controlled.flag)
-            with arguments_as_flags(weight=controlled.flag):
-                check_rank(
-                    len(weight) - len(controlled.excluded),
-                    weight.size(1),
-                    otherwise="drop `weight`; or leave --criterion spectrum_control, if that "
-                    "sets the flag",
-                )
-            controlled.prior(weight)
+        controlled = self.controlled(inputs)
+        if controlled is None:
+            return
+        weight = controlled.parameter
+        if not isinstance(weight, nn.Parameter):
+            raise ConfigurationError(
+                f"a plain output table, for {controlled.flag}",
+                "one computed from other parameters, as with --embedding-type weight-norm",
+                "Use --embedding-type plain; or svd with --spectrum-weight, "
+                "--orthogonality-weights and --svd-interval; or leave --criterion "
+                "spectrum_control, which sets the flag, for a criterion without it, such as "
+                "label_smoothed_cross_entropy.",
+            )
+        if not weight.requires_grad:
+            raise refusals.FROZEN.error("a frozen one", controlled.flag)
+        with arguments_as_flags(weight=controlled.flag):
+            counted = len(weight) - len(controlled.excluded)
+            or_else = "drop `weight`; or leave --criterion spectrum_control, if that sets the flag"
+            check_rank(counted, weight.size(1), otherwise=or_else)
+        controlled.prior(weight)
 
     @property
     def _table_flag(self) -> str:

@@ -178,13 +178,13 @@ class Control(NamedTuple):
 
     Attributes:
         rule: says when the spectrum of a plain table is changed.
-        changed: that table, if there is one.
+        changed: that table, if it is changed.
         svd_interval: after how many updates factors are renewed; 0 is never.
         renewed: SVD tables whose factors are renewed.
     """
 
     rule: ControlRule
-    changed: Sequence[Controlled]
+    changed: Optional[Controlled]
     svd_interval: int
     renewed: Sequence[SVDEmbedding]
 
@@ -249,10 +249,9 @@ def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
     """
     updates = trainer.get_num_updates()
     changed = [
-        table
+        control.changed
         for control in controls
-        if control.changed and control.rule.is_due(updates)
-        for table in control.changed
+        if control.changed is not None and control.rule.is_due(updates)
     ]
     if changed:
         highest = _highest_lr(trainer)
