@@ -347,6 +347,7 @@ class TransformerXL(nn.Module):
         relative = self._relative(tokens.size(1), past + tokens.size(1), x)
         after: State = []
         layers = [x]
+        layer: Any
         for index, layer in enumerate(self.layers):
             context = x
             if state is not None and past > 0:
@@ -354,7 +355,7 @@ class TransformerXL(nn.Module):
             kept = context[:, max(context.size(1) - self.mem_len, 0) :].detach()
             # A view of a few rows would keep all of them in memory until the next segment.
             after.append(kept.clone() if kept.size(1) < context.size(1) else kept)
-            x = self._layer(layer, x, context, relative)
+            x = layer(x, layer.attention.keys_values(context), relative)
             layers.append(x)
         return Features(self._dropped(x), x, after, layers)
 
@@ -392,10 +393,6 @@ class TransformerXL(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
-
-    @staticmethod
-    def _layer(layer: Any, x: Tensor, context: Tensor, relative: Relative) -> Tensor:
-        return layer(x, layer.attention.keys_values(context), relative)
 
     def _relative(self, queries: int, keys: int, like: Tensor) -> Relative:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32

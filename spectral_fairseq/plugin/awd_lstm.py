@@ -16,7 +16,6 @@ import torch
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import arguments_as_flags, check_alike
 from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
@@ -268,7 +267,10 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
             remedy = "Make them equal, or use a mixture."
             check_alike(f"one width with --output-head {options.output_head}", widths, remedy)
         shared = not options.untied_output
-        table = cls._build_look_up(options, dictionary, dim, shared)
+        look_up = options
+        if not shared and str(options.embedding_tables) == "output":
+            look_up = type(options)(**{**vars(options), "embedding_type": "plain"})
+        table = build_table(look_up, dictionary, dim, init_range=INIT_RANGE)
         with arguments_as_flags(**ARGUMENT_FLAGS, **flags_of(AWDLSTMConfig)):
             network = AWDLSTM(
                 table,
@@ -300,12 +302,6 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
                 self.decoder.alpha,
                 self.decoder.beta,
             )
-
-    @staticmethod
-    def _build_look_up(options: Any, dictionary: Any, dim: int, shared: bool) -> Table:
-        if not shared and str(options.embedding_tables) == "output":
-            options = type(options)(**{**vars(options), "embedding_type": "plain"})
-        return build_table(options, dictionary, dim, init_range=INIT_RANGE)
 
 
 _MOS: Dict[str, Any] = {"output_head": "mos", "mixture_dropout": 0.29}

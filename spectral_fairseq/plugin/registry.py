@@ -150,13 +150,9 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
         return
     defaults = preset()
     flags = by_name(config)
-    settings = {name: flags[name] if name in flags else None for name in vars(defaults)}
-    options = Namespace(
-        **{
-            name: getattr(defaults, name) if value is None else value
-            for name, value in settings.items()
-        }
-    )
+    given = {name: flags[name] for name in vars(defaults) if name in flags}
+    options = Namespace(**vars(defaults))
+    vars(options).update((name, value) for name, value in given.items() if value is not None)
     facts = {
         f"{flag} {kind.kind}": kind is chosen
         for flag, kinds, chosen in (
