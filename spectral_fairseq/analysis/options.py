@@ -65,9 +65,6 @@ class Options:
         check_ranges(self)
 
 
-# The callback through which a long analysis reports its steps, and about how long each takes.
-
-
 SHARES: Dict[str, float] = {
     "hash": 1,
     "load": 2,

@@ -180,9 +180,6 @@ def _values(checkpoints: List[Dict[str, Any]], measure: Measure) -> List[str]:
     return [measure.shown(checkpoint["measures"].get(measure.key)) for checkpoint in checkpoints]
 
 
-# The HTML report.
-
-
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
     """The page."""
     with needs_extra("plots", "for pictures and the report"):

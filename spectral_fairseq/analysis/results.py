@@ -283,8 +283,6 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prio
         ) from error
 
 
-# Two tables of one run, and several runs of one method: how far words moved, means over seeds.
-
 # How far the table of one checkpoint has moved from that of another, over the words of both.
 
 

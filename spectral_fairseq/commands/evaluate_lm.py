@@ -15,8 +15,6 @@ from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.shared import StageBars, import_plugin, no_verify
 from spectral_fairseq.options import FLOAT32_PRODUCTS, option, part
 
-# The options.
-
 VALIDATION = "valid"
 
 # (eta, lambda, epsilon) of the authors' code for AWD-LSTM: its present version works with mean
@@ -209,8 +207,6 @@ class EvaluationOptions:
         switches_group_on=False,
     )
 
-
-# The subcommand.
 
 DESCRIPTION = """\
 Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every

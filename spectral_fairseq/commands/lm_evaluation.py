@@ -445,9 +445,6 @@ class _Run:
         return options.batch_size or usual
 
 
-# Refuses impossible or contradictory options before a checkpoint is opened.
-
-
 def check(options: EvaluationOptions) -> None:
     """Refuse options that no model can be evaluated with."""
     check_ranges(options)

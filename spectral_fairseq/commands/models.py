@@ -228,9 +228,6 @@ def _remark(settings: Mapping[str, Any], words: Path) -> Optional[str]:
     )
 
 
-# Binarised monolingual corpora of fairseq as one long sequence of tokens.
-
-
 class IndexedCorpus:
     """The sentences of a binarised split in a row; tokens are read from the disk when asked for.
 
@@ -287,9 +284,6 @@ def open_corpus(
     what = f"token in the split {split!r} in {data}"
     check_enough(len(corpus), 1, what, "Check the text that it was binarised from.")
     return corpus
-
-
-# Language models without a state, which read a corpus in blocks.
 
 
 class BlockReader(Reader):

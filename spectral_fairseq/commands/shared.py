@@ -206,9 +206,6 @@ class CheckpointBar(StepCallback):
         self._left = 0.0
 
 
-# ``--no-verify``, which every subcommand that reads checkpoints takes.
-
-
 NO_VERIFY = "--no-verify"
 
 

@@ -217,9 +217,6 @@ LITERAL_SETTINGS = Patch(
 )
 
 
-# Checkpoints of fairseq 0.12.2 load where its unused encoder parameters do not exist.
-
-
 DEAD = (
     "in_proj_weight",
     "in_proj_bias",
@@ -267,9 +264,6 @@ DEAD_ENCODER_KEYS = Patch(
     ),
     unneeded=_unneeded,
 )
-
-
-# A saved checkpoint is replaced in one step, never overwritten piece by piece.
 
 
 @wrapping

@@ -14,8 +14,6 @@ from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError, MissingDataError, check_enough
 from spectral_fairseq.files import check_file
 
-# The last batch is kept whatever its size, so that no sentence is dropped.
-
 
 def _unneeded_tail_batch() -> Optional[str]:
     from fairseq.data import data_utils

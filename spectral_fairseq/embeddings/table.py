@@ -289,9 +289,6 @@ def undecayed_parameters(model: nn.Module) -> List[nn.Parameter]:
     return list({id(parameter): parameter for parameter in parameters}.values())
 
 
-# Base class of embedding tables whose matrix is computed from other parameters.
-
-
 def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
     trained = parameter.requires_grad
@@ -370,9 +367,6 @@ class FactoredEmbedding(Table):
         grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad
-
-
-# The plain embedding table: a matrix, as in fairseq.
 
 
 class PlainEmbedding(nn.Embedding, Table):

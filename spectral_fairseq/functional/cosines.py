@@ -161,9 +161,6 @@ def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
     return sum(count for edge, count in zip(edges, counts) if edge > -1e-9) / sum(counts)
 
 
-# Nearest neighbours of words by cosine.
-
-
 @torch.no_grad()
 def nearest_neighbours(
     matrix: Tensor, rows: Tensor, count: int, *, block_rows: int = 16384

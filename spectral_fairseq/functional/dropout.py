@@ -60,9 +60,6 @@ def word_dropout(
     return embedded * kept[tokens].unsqueeze(-1)
 
 
-# Dropout whose masks take a quarter of the random numbers.
-
-
 class _FastDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, levels: int) -> Tensor:

@@ -59,9 +59,6 @@ def stable_rank(sigma: Tensor) -> float:
     return float((sigma.double() / largest).square().sum()) if largest > 0 else 0.0
 
 
-# Measures of a table that follow from its singular values, for training logs and reports.
-
-
 def spectrum_measures(sigma: Tensor) -> Dict[str, float]:
     """Return numbers that summarise a spectrum, under the names that logs and reports use.
 

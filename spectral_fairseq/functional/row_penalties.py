@@ -233,9 +233,6 @@ def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
     return (squares.sum(-1) * counted).sum() / (positions * values.size(-1))
 
 
-# Logarithms of word counts, smoothed for words never counted.
-
-
 def not_counted(found: str) -> DataError:
     """The error for counts that do not tell how often words occur."""
     return DataError(

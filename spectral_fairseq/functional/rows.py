@@ -228,9 +228,6 @@ def _occurs_again(hashes: List[Tensor]) -> Tensor:
     return (times > 1)[place]
 
 
-# Correlation of two lists of numbers, such as row norms and log counts.
-
-
 def pearson(x: Tensor, y: Tensor) -> float:
     """Return Pearson's r of two vectors, shape (n,); NaN where one of them is constant."""
     x, y = _centred(x), _centred(y)

@@ -29,8 +29,6 @@ from torch import Tensor
 
 from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError, check_range
 
-# What torch's optimisers save, checked before it is read.
-
 
 def saved_groups(
     state_dict: Mapping[str, Any], entry: str = "params", kind: str = "an optimiser"

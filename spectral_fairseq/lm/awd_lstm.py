@@ -29,8 +29,6 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 
-# Checks of the sizes and probabilities that a network is built with.
-
 
 def check_layer_sizes(**sizes: int) -> None:
     """Refuse sizes below 1."""
@@ -193,9 +191,6 @@ class AWDLSTM(nn.Module):
 def detached(state: State) -> State:
     """Return ``state`` detached from the graph, where back-propagation is truncated."""
     return [(hidden.detach(), cell.detach()) for hidden, cell in state]
-
-
-# The state that a stateful language model keeps between two segments of a stream.
 
 
 class Carry:

@@ -35,8 +35,6 @@ from spectral_fairseq.plugin.registry import (
     to_namespace,
 )
 
-# What fairseq asks of every decoder that carries a state from segment to segment.
-
 # Such networks read any length, but fairseq asks for a number.
 MAX_POSITIONS = 10**6
 
@@ -152,8 +150,6 @@ class StatefulDecoder(FairseqIncrementalDecoder):
             cached[f"first{index}"], cached[f"second{index}"] = first, second
         self.set_incremental_state(incremental_state, "layers", cached)
 
-
-# The architectures ``awd_lstm_*`` and ``awd_lstm_mos_*``.
 
 logger = logging.getLogger(__name__)
 

@@ -141,9 +141,6 @@ def _flag_of_own_scores(objective: Objective) -> str:
     return f"{LOSS_FORM.flag} blockwise" if objective.form.blockwise else ""
 
 
-# Models before training.
-
-
 class WaysOfTraining(Listener):
     """Refuses ways of training that would run, and would train something else or nothing."""
 

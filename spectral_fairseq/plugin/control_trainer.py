@@ -37,8 +37,6 @@ from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import Inputs, TablePrior
 
-# What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
-
 
 def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
     """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.

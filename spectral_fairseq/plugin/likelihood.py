@@ -144,9 +144,6 @@ class LikelihoodTerm:
         )
 
 
-# The likelihood from the scores of all words, as fairseq computes it.
-
-
 class FullScores(LikelihoodTerm):
     """``label_smoothed_cross_entropy`` unchanged; it holds tokens x words scores."""
 
@@ -155,9 +152,6 @@ class FullScores(LikelihoodTerm):
         net_output = model(**sample["net_input"])
         loss, nll = self.criterion.compute_loss(model, net_output, sample, reduce=reduce)
         return Likelihood(loss, loss.detach(), nll.detach(), net_output)
-
-
-# The same likelihood without the scores of tokens x words.
 
 
 # The arguments that an output layer's own loss may refuse.
@@ -231,9 +225,6 @@ class Blockwise(FullScores):
     ) -> Likelihood:
         """What is trained and logged of the losses of a batch."""
         return Likelihood(losses.loss, losses.plain_loss.detach(), losses.nll.detach(), net_output)
-
-
-# Which of the two it is.
 
 
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.

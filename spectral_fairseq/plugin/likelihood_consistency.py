@@ -42,8 +42,6 @@ from spectral_fairseq.plugin.likelihood import (
 )
 from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 
-# SimCut's perturbation: some positions of the embedded input are set to zero.
-
 
 @contextmanager
 def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int) -> Iterator[None]:

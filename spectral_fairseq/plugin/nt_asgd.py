@@ -96,9 +96,6 @@ def _update_copy(optimizer: FairseqOptimizer) -> None:
         optimizer._sync_fp32_params_to_fp16()
 
 
-# Schedule ``nt_asgd``: a constant learning rate, and the start of averaging.
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -104,9 +104,6 @@ class TablePrior:
             return self._prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
 
 
-# Constants of a criterion on the devices of its models.
-
-
 class PerDevice:
     """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting."""
 

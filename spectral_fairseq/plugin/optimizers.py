@@ -171,9 +171,6 @@ class CoupledTables(Listener):
             )
 
 
-# Muon for the hidden matrices, Adam or Coupled Adam for everything else.
-
-
 TABLES = ("adam", "coupled_adam")
 _Adjustments: Any = ChoiceEnum(ADJUSTMENTS)
 _Tables: Any = ChoiceEnum(TABLES)

@@ -167,9 +167,6 @@ SPECTRUM = Penalty(
 )
 
 
-# How far the factors of an SVD table are from orthonormal.
-
-
 def four_weights(text: str) -> Tuple[float, float, float, float]:
     """l1, l2, l3 and l4 of a text such as ``0.01,0.01,0,0``.
 
@@ -235,9 +232,6 @@ NORMALIZED_D_OPTIMAL = Penalty(
 )
 
 
-# The distance of the word vectors' norms from a target.
-
-
 def _with_targets(options: Any, words: Words) -> Any:
     """Options whose target is a constant: a scalar, or one number for each word, shape (N,)."""
     target = torch.tensor(options.weight_norm_target)
@@ -286,9 +280,6 @@ MEAN_VECTOR = Penalty(
     needs=output_table,
     value=lambda table, _: mean_vector_penalty(*table),
 )
-
-
-# The dispersion of the hidden states of a sequence.
 
 
 def _dispersion_value(states: Tuple[List[Tensor], Tensor], _: Any) -> Tensor:

@@ -311,9 +311,6 @@ def to_namespace(model: Any, config: Any) -> Namespace:
     return Namespace(**vars(config))
 
 
-# ``--share-all-embeddings`` and its kin: what one table for several uses requires.
-
-
 def check_sharing(options: Any, task: Any) -> None:
     """Refuse tables that are to be shared but cannot, as fairseq does without saying what to do.
 
@@ -339,9 +336,6 @@ def check_sharing(options: Any, task: Any) -> None:
             widths["--decoder-out-embed-dim"] = options.decoder_out_embed_dim
     remedy = "Make them equal, or do not share the embeddings."
     check_alike("one width for the shared embedding table", widths, remedy)
-
-
-# Embedding tables and output layers from flags.
 
 
 # What the optimiser does with the output table; plugin/groups.py reads them.

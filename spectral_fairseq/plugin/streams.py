@@ -23,9 +23,6 @@ from spectral_fairseq.lm.evaluation import ContiguousStreams
 logger = logging.getLogger(__name__)
 
 
-# A split of a monolingual data folder as one sequence of tokens, sentence after sentence.
-
-
 # The number of sentences that are joined at a time: joining millions of small arrays at once would
 # need twice the memory.
 _BLOCK = 10_000
@@ -215,9 +212,6 @@ def _cut(total: int, shortest: int, draw: Callable[[], int]) -> List[int]:
 
 
 # The position of training in its streams, with the carried states; saved and restored.
-
-
-# The states of the streams in one pass: a carry for each micro-batch of an update.
 
 
 class SlotCarries:

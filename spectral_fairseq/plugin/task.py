@@ -38,8 +38,6 @@ from spectral_fairseq.plugin.streams import (
     sentences_in,
 )
 
-# The flags of ``--task stateful_language_modeling``, and their checks.
-
 
 @dataclass
 class StatefulLanguageModelingConfig(FairseqDataclass):
@@ -94,9 +92,6 @@ def update_freq_in(options: Any, epoch: int) -> int:
     frequency = int(frequencies[min(epoch, len(frequencies)) - 1])
     check_range("--update-freq", frequency, at_least=1, whole=True)
     return frequency
-
-
-# A context in which an optimiser has another learning rate.
 
 
 @contextlib.contextmanager

@@ -293,9 +293,6 @@ def take_tables_off(model: nn.Module) -> None:
             layer._modules.pop("table", None)
 
 
-# Repair of the tables of a model in memory: rows that training never reached.
-
-
 def repair_(
     model: nn.Module,
     *,

@@ -359,9 +359,6 @@ def _shifts(model: nn.Module) -> bool:
     )
 
 
-# Terms that a model of transformers adds to the loss of its tokens.
-
-
 class OtherLosses(NamedTuple):
     """The load-balancing loss of a mixture of experts, which transformers adds beside labels only.
 
