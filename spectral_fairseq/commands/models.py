@@ -37,7 +37,13 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.files import check_file
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import Corpus, Reader, ScoredSegment, Segment
+from spectral_fairseq.lm.evaluation import (
+    ContiguousStreams,
+    Corpus,
+    Reader,
+    ScoredSegment,
+    Segment,
+)
 from spectral_fairseq.provenance import sha256
 
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.
@@ -320,6 +326,7 @@ class BlockReader(Reader):
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
         """Cut the corpus into batches of blocks; see the base class."""
         total, stride = len(corpus), self.block - self.context
+        stream = ContiguousStreams(corpus, 1, self.padding, self.start)
         for first in range(0, total, stride * self.rows):
             last = min(first + stride * self.rows, total)
             places = []
@@ -329,8 +336,9 @@ class BlockReader(Reader):
             tokens = torch.full((len(places), width), self.padding)
             targets = torch.full((len(places), width), self.padding)
             for row, (left, begin, end) in enumerate(places):
-                tokens[row, : end - left] = self.inputs(corpus, left, end)
-                targets[row, begin - left : end - left] = corpus[begin:end].long()
+                piece = stream.segment(left, end - left, range(1))
+                tokens[row, : end - left] = piece.tokens[0]
+                targets[row, begin - left : end - left] = piece.targets[0, begin - left :]
             yield Segment(tokens, targets)
 
     def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:  # noqa: ARG002  (no state)

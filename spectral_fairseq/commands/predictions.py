@@ -31,7 +31,7 @@ from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, 
 from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import ContiguousStreams
+from spectral_fairseq.lm.evaluation import StreamReader
 from spectral_fairseq.plugin.find import decoder_of
 from spectral_fairseq.plugin.streams import Corpus
 
@@ -248,11 +248,7 @@ def predict(
         sizes = dataset.sizes if sizes is None else sizes
         tokens = min(tokens, int(np.sum(sizes)))
         rows = _batches(model, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
-    return Predictions(
-        words,
-        tokens,
-        _blocks(rows, tokens, words),
-    )
+    return Predictions(words, tokens, _blocks(rows, tokens, words))
 
 
 def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:
@@ -332,10 +328,9 @@ def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
     """A corpus that a model with a state reads as one stream."""
     seen = _OutputLayerInput(model)
     dictionary, size = task.target_dictionary, task.args.tokens_per_sample
-    stream = ContiguousStreams(corpus.tokens[1:], 1, dictionary.pad(), dictionary.eos())
+    reader = StreamReader(model, dictionary.pad(), dictionary.eos(), 1, size)
     carry = Carry()
-    for begin in range(0, stream.length, size):
-        segment = stream.segment(begin, min(size, stream.length - begin), range(1))
+    for number, segment in enumerate(reader.segments(corpus.tokens[1:])):
         lengths = torch.tensor([segment.tokens.size(1)])
         net_output = model(segment.tokens, src_lengths=lengths, carry=carry)
         log_probabilities = model.get_normalized_probs(
@@ -343,5 +338,5 @@ def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
         )  # [1, b, n]
         kept = torch.ones_like(segment.targets, dtype=torch.bool)
         states = seen.states(net_output[1], kept)
-        number = torch.full_like(segment.targets[0], begin // size)
-        yield Rows(log_probabilities[0].float(), segment.targets[0], states, number)
+        numbers = torch.full_like(segment.targets[0], number)
+        yield Rows(log_probabilities[0].float(), segment.targets[0], states, numbers)

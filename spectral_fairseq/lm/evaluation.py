@@ -235,13 +235,6 @@ class Reader:
         """The device of the model."""
         return next(self.model.parameters()).device
 
-    def inputs(self, corpus: Corpus, first: int, end: int) -> Tensor:
-        """Return the inputs from which the tokens ``first`` .. ``end`` - 1 are predicted."""
-        if first > 0:
-            return corpus[first - 1 : end - 1].long()
-        begin = torch.full((1,), self.start, dtype=torch.long)
-        return torch.cat([begin, corpus[0 : end - 1].long()])
-
 
 class StreamReader(Reader):
     """Reads with a stateful model, ``model(tokens, src_lengths=lengths, carry=carry)``.
