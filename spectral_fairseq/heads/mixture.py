@@ -152,21 +152,40 @@ class MixtureHead(Head):
             latent = locked_dropout(latent, self.dropout, self.locked_dim, self.training)
         return latent.view(list(latent.shape[:-1]) + [self.components, self.context_dim])
 
-    def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """That of a mixture, which holds neither tokens x N nor tokens x K x N."""
-        if not self.normalised:
-            options.pop("z_loss")
+    def loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+        *,
+        epsilon: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Losses:
+        """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
+        if epsilon or z_loss:
+            self.check_extras(epsilon, z_loss)
+        options: Dict[str, Any] = {"label_smoothing": label_smoothing}
+        if self.normalised:
+            options["z_loss"] = z_loss
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
             targets, features = without_ignored(
-                options.pop("ignore_index"), targets.flatten(), features.flatten(0, -2)
+                ignore_index, targets.flatten(), features.flatten(0, -2)
             )
+        else:
+            options["ignore_index"] = ignore_index
         contexts = self.contexts(features).flatten(0, -3)
         log_prior = self.log_prior(features).flatten(0, -2)
-        return self.mixed_loss(contexts, log_prior, targets.flatten(), **options)
+        return self.mixed_loss(contexts, log_prior, targets.flatten(), epsilon, **options)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float = 0.0,
+        **options: Any,
     ) -> Losses:
         """The loss of contexts h_k, shape (T, K, d), with log pi, shape (T, K).
 
@@ -174,8 +193,8 @@ class MixtureHead(Head):
             contexts: h_k.
             log_prior: log pi.
             targets: shape (T,).
-            epsilon: of :meth:`Head.loss`.
-            **options: likewise, for the function of tensors.
+            epsilon: of :meth:`loss`.
+            **options: of :meth:`loss`, for the function of tensors.
         """
         raise NotImplementedError
 
@@ -262,7 +281,12 @@ class MixtureOfSoftmaxes(MixtureHead):
         return log_mixture(contexts, log_prior, matrix, self.bias)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float = 0.0,
+        **options: Any,
     ) -> Losses:
         """Cross entropy of the log-mixture; see :meth:`MixtureHead.mixed_loss`.
 
@@ -313,7 +337,12 @@ class MixtureOfContexts(MixtureHead):
         return torch.log_softmax(scores, -1)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float = 0.0,
+        **options: Any,
     ) -> Losses:
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
