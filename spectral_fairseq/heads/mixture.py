@@ -163,8 +163,7 @@ class MixtureHead(Head):
         z_loss: float = 0.0,
     ) -> Losses:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        if epsilon or z_loss:
-            self.check_extras(epsilon, z_loss)
+        self.check_extras(epsilon, z_loss)
         options: Dict[str, Any] = {"label_smoothing": label_smoothing}
         if self.normalised:
             options["z_loss"] = z_loss
@@ -180,12 +179,7 @@ class MixtureHead(Head):
         return self.mixed_loss(contexts, log_prior, targets.flatten(), epsilon, **options)
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        epsilon: float = 0.0,
-        **options: Any,
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
     ) -> Losses:
         """The loss of contexts h_k, shape (T, K, d), with log pi, shape (T, K).
 
@@ -281,12 +275,7 @@ class MixtureOfSoftmaxes(MixtureHead):
         return log_mixture(contexts, log_prior, matrix, self.bias)
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        epsilon: float = 0.0,
-        **options: Any,
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
     ) -> Losses:
         """Cross entropy of the log-mixture; see :meth:`MixtureHead.mixed_loss`.
 
@@ -337,12 +326,7 @@ class MixtureOfContexts(MixtureHead):
         return torch.log_softmax(scores, -1)
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        epsilon: float = 0.0,
-        **options: Any,
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
     ) -> Losses:
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
