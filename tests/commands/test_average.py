@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.factors import dense_form, entries_by_module, kind_of
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.table_entries import dense_form, entries_by_module, kind_of
 from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings import TABLES as KINDS
