@@ -432,8 +432,10 @@ def _to_method(python: _Python, original: Any) -> Any:
         like = [one for one in (*given, *named.values()) if isinstance(one, torch.Tensor)]
         if like:
             given, named = (CUDA if on_gpu(like[0]) else CPU, like[0].dtype), {}
-        if given and type(given[0]) is int:
+        if given and type(given[0]) is int:  # the number of a device
             given = (CUDA, *given[1:])
+        if type(named.get("device")) is int:
+            named["device"] = CUDA
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*given, **named)
         layout = {} if layout is None else {"memory_format": layout}
         target = place(tensor) if device is None else kind_of(device)
