@@ -7,12 +7,7 @@ from typing import Optional, Tuple
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.options import (
-    add_flags,
-    check_ranges,
-    from_arguments,
-    option,
-)
+from spectral_fairseq.options import add_flags, check_ranges, from_arguments, option
 
 
 @dataclass

@@ -8,14 +8,7 @@ import pytest
 
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, patch_fairseq, patching
-from spectral_fairseq.compat.patching import (
-    Overlay,
-    Patch,
-    apply_all,
-    replace,
-    replaces,
-    wrapping,
-)
+from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replace, replaces, wrapping
 from spectral_fairseq.plugin import trainer
 
 
