@@ -101,24 +101,6 @@ def test_a_parameter_without_gradient_keeps_its_value_and_counts():
     torch.testing.assert_close(busy.detach(), torch.full((2,), (0 - 1 - 2 - 3) / 4))
 
 
-def test_shared_parameters_are_averaged_once():
-    table = nn.Embedding(4, 3)
-    output = nn.Linear(3, 4, bias=False)
-    output.weight = table.weight
-    model = nn.Sequential(table, output)
-    optimizer = AveragedSGD(model.parameters(), lr=0.5)
-    optimizer.start_averaging()
-    kept = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.tensor([1, 2])).logsumexp(-1).sum().backward()
-        optimizer.step()
-        kept.append(table.weight.detach().clone())
-    optimizer.use_averages()
-    assert output.weight is table.weight
-    torch.testing.assert_close(table.weight.detach(), sum(kept) / 3)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("cut", [2, START, 7])
 @pytest.mark.parametrize("averages_saved", [True, False])

@@ -136,15 +136,6 @@ def test_a_shared_table_is_adapted_once_and_a_frozen_parameter_not_at_all():
         )
 
 
-def test_a_parameter_without_a_gradient_stays():
-    model = tiny_model()
-    model.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    statistics = gradient_statistics(reader(model, 4), corpus(60))
-    with DynamicEvaluation(model, statistics, RATES) as dynamic:
-        evaluate(reader(model), corpus(30), update=dynamic.update)
-        assert torch.equal(model.unused, torch.ones(3, dtype=torch.float64))
-
-
 def test_a_weight_without_a_gradient_decays_as_with_one_of_zero():
     model = tiny_model()
     model.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))

@@ -171,15 +171,6 @@ def test_the_memory_is_detached_and_no_longer_than_asked():
     torch.testing.assert_close(found.raw, latest.raw)
 
 
-def test_padding_at_the_end_changes_nothing_before_it():
-    network, tokens = build(), batch(7)
-    padded = tokens.clone()
-    padded[:, 5:] = PAD
-    state = network(batch(4, seed=3)).state
-    expected = network(tokens[:, :5], state).raw
-    torch.testing.assert_close(network(padded, state).raw[:, :5], expected)
-
-
 @pytest.mark.parametrize("options", [{}, {"clamp_len": 3}, {"same_length": True}])
 def test_steps_of_generation_equal_one_segment(options):
     network, tokens = build(**options), batch(9)
