@@ -22,26 +22,27 @@ def generator():
     return module
 
 
-def test_the_page_is_as_generated(generator):
-    page = generator.PAGE.read_text("utf-8")
+@pytest.fixture(scope="module")
+def page(generator):
+    return generator.PAGE.read_text("utf-8")
+
+
+def test_the_page_is_as_generated(generator, page):
     assert page == generator.rewritten(page), "run: python docs/generator/flags_page.py"
 
 
-def test_the_page_has_every_refusal(generator):
-    page = generator.PAGE.read_text("utf-8")
+def test_the_page_has_every_refusal(page):
     assert all(f"| {one.feature} | {one.needs} |" in page for one in REFUSALS)
 
 
-def test_the_page_has_every_section_and_criterion(generator):
-    page = generator.PAGE.read_text("utf-8")
+def test_the_page_has_every_section_and_criterion(page):
     for heading in flag_sections():
         assert f"\n## {heading}\n" in page
     for preset in PRESETS:
         assert f"\n| `{preset.name}` | " in page
 
 
-def test_defaults_and_choices_are_shown(generator):
-    page = generator.PAGE.read_text("utf-8")
+def test_defaults_and_choices_are_shown(page):
     for row in (
         "| `--embedding-type` | plain | ",
         "| `mle_cosreg` | 1 | 0 | 0,0,0,0 | 0 |",
@@ -52,8 +53,7 @@ def test_defaults_and_choices_are_shown(generator):
     assert ": `plain`, `svd`, `weight-norm`, `spectral-norm` |\n" in page
 
 
-def test_a_changed_default_changes_the_page(generator, monkeypatch):
-    page = generator.PAGE.read_text("utf-8")
+def test_a_changed_default_changes_the_page(generator, page, monkeypatch):
     field = PenalisedCriterionConfig.__dataclass_fields__["weight_norm_target"]
     monkeypatch.setattr(field, "default", 2.25)
     assert "| `--weight-norm-target` | 2.25 |" in generator.rewritten(page)
