@@ -460,3 +460,10 @@ def test_an_untied_language_model_controls_its_output_table_alone(train):
     control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
     moved = [k for k in plain if not torch.allclose(plain[k], control[k], rtol=0, atol=1e-6)]
     assert moved == ["decoder.output_projection.weight"]
+
+
+def test_zero_equals_fairseq_bit_for_bit(train):
+    plain = train("transformer", "cross_entropy", SHARED)
+    dense = ("--loss-form", "dense")
+    zero = train("transformer", CRITERION, SHARED, "--spectrum-decay", "0", *dense)
+    assert same_trainings(plain, zero)
