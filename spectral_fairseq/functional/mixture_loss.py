@@ -8,7 +8,7 @@ h_k and a prior pi_k, k = 1..K,
 
 Everything stays in log space: log P(v) = logsumexp_k(log pi_k + log softmax(W h_k + b)_v).
 
-In order: ``heads/mixture.py: MixtureHead.loss``, ``mixture_cross_entropy`` in training,
+In order: ``heads/mixture.py: MixtureHead.checked_loss``, ``mixture_cross_entropy`` in training,
     ``log_mixture`` in evaluation and search.
 
 Note [Gradients of a mixture]

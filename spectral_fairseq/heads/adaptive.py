@@ -97,25 +97,15 @@ class AdaptiveSoftmaxHead(Head):
         clusters = self._cluster_scores(features)
         return adaptive_log_probabilities(contexts, clusters, matrix, self.bias, self.cutoffs)
 
-    def loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-        *,
-        epsilon: float = 0.0,
-        z_loss: float = 0.0,
-    ) -> Losses:
-        """Cross entropy from the head and the clusters of the targets; see :meth:`Head.loss`.
+    def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
+        """That of the head and the clusters of the targets.
 
         Raises:
             ConfigurationError: label smoothing, which needs the probability of every word.
         """
-        self.check_extras(epsilon, z_loss)
-        self.check_label_smoothing(label_smoothing)
+        self.check_label_smoothing(options["label_smoothing"])
         targets, features = without_ignored(
-            ignore_index, targets.flatten(), features.flatten(0, -2)
+            options["ignore_index"], targets.flatten(), features.flatten(0, -2)
         )
         contexts, matrix = self.table.operands(features)
         clusters = self._cluster_scores(features)

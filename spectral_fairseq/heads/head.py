@@ -113,8 +113,24 @@ class Head(nn.Module):
             z_loss: lambda of ``functional/softmax_loss.py``, of a head that is ``normalised``.
 
         Raises:
-            UnsupportedError: an epsilon or a lambda that this head cannot have.
+            UnsupportedError: an epsilon that this head cannot have, as its scores have no single
+                logit w'h + b; or a lambda, as they have several normalisers.
         """
+        if epsilon and not self.adversarial:
+            cap = "" if self.softcap is None else f" with softcap={self.softcap:g}"
+            raise UnsupportedError(
+                "an output layer in which a target's score is a logit w'h + b, for the adversarial "
+                "loss",
+                f"{type(self).__name__}{cap}",
+                "Leave one of them out.",
+            )
+        if z_loss:
+            check_normalised(type(self), "z_loss")
+        options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        return self.checked_loss(features, targets, epsilon=epsilon, z_loss=z_loss, **options)
+
+    def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
+        """As :meth:`loss`, of options that this head can have."""
         raise NotImplementedError
 
     def softmax_loss(
@@ -136,27 +152,6 @@ class Head(nn.Module):
         return blockwise_cross_entropy(
             rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options
         )
-
-    def check_extras(self, epsilon: float, z_loss: float) -> None:
-        """Refuse what the scores of this head do not allow.
-
-        Args:
-            epsilon: of :meth:`loss`. Scores with a soft cap have no single logit w'h + b.
-            z_loss: of :meth:`loss`. The scores of several softmaxes have several normalisers.
-
-        Raises:
-            UnsupportedError: as its name says.
-        """
-        if epsilon and not self.adversarial:
-            cap = "" if self.softcap is None else f" with softcap={self.softcap:g}"
-            raise UnsupportedError(
-                "an output layer in which a target's score is a logit w'h + b, for the adversarial "
-                "loss",
-                f"{type(self).__name__}{cap}",
-                "Leave one of them out.",
-            )
-        if z_loss:
-            check_normalised(type(self), "z_loss")
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
         """Raise an error, before training starts, if :meth:`loss` cannot smooth labels."""
@@ -238,23 +233,6 @@ class SoftmaxHead(Head):
         softcap = self.softcap
         return scores if softcap is None else softcapped(scores, softcap)
 
-    def loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-        *,
-        epsilon: float = 0.0,
-        z_loss: float = 0.0,
-    ) -> Losses:
-        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
-        self.check_extras(epsilon, z_loss)
-        return self.softmax_loss(
-            features.flatten(0, -2),
-            targets.flatten(),
-            epsilon,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
+    def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
+        """That of one softmax over the table."""
+        return self.softmax_loss(features.flatten(0, -2), targets.flatten(), **options)

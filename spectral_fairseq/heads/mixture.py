@@ -152,31 +152,18 @@ class MixtureHead(Head):
             latent = locked_dropout(latent, self.dropout, self.locked_dim, self.training)
         return latent.view(list(latent.shape[:-1]) + [self.components, self.context_dim])
 
-    def loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-        *,
-        epsilon: float = 0.0,
-        z_loss: float = 0.0,
-    ) -> Losses:
-        """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        self.check_extras(epsilon, z_loss)
-        options: Dict[str, Any] = {"label_smoothing": label_smoothing}
-        if self.normalised:
-            options["z_loss"] = z_loss
+    def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
+        """That of a mixture, which holds neither tokens x N nor tokens x K x N."""
+        if not self.normalised:
+            options.pop("z_loss")
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
             targets, features = without_ignored(
-                ignore_index, targets.flatten(), features.flatten(0, -2)
+                options.pop("ignore_index"), targets.flatten(), features.flatten(0, -2)
             )
-        else:
-            options["ignore_index"] = ignore_index
         contexts = self.contexts(features).flatten(0, -3)
         log_prior = self.log_prior(features).flatten(0, -2)
-        return self.mixed_loss(contexts, log_prior, targets.flatten(), epsilon, **options)
+        return self.mixed_loss(contexts, log_prior, targets.flatten(), **options)
 
     def mixed_loss(
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, epsilon: float, **options: Any
@@ -187,8 +174,8 @@ class MixtureHead(Head):
             contexts: h_k.
             log_prior: log pi.
             targets: shape (T,).
-            epsilon: of :meth:`loss`.
-            **options: of :meth:`loss`, for the function of tensors.
+            epsilon: of :meth:`Head.loss`.
+            **options: likewise, for the function of tensors.
         """
         raise NotImplementedError
 
