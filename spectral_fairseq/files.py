@@ -45,7 +45,7 @@ def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
 
 
 def names_in(folder: Union[str, os.PathLike[str]]) -> List[str]:
-    """The names of what is in a folder, in their order; none where it may not be listed.
+    """Return the sorted names in a folder; none where it may not be listed.
 
     The files of such a folder can be read nevertheless.
     """

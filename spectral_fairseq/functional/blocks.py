@@ -248,26 +248,19 @@ class BlockScores:
             Shape (r, N), in the dtype of the products if :attr:`overwrites_products`, and shape
             (r,) twice, in that of the scores.
         """
-
-        def softmax_of_(scores: Tensor, part: slice) -> Tuple[Tensor, Tensor]:
-            index = targets[part].unsqueeze(1)
-            if margin is not None:
-                scores.scatter_add_(1, index, -margin[part].unsqueeze(1))
-            target_scores = scores.gather(1, index).squeeze(1)
-            return softmax_(scores), target_scores
-
         if not self.overwrites_products:
             scores = self(rows)
-            return (scores, *softmax_of_(scores, slice(None)))
+            return (scores, *softmax_and_targets_(scores, targets, margin))
         products = matmul_transposed(rows, self.table)
         few = max(1, CACHED_SCORES * torch.get_num_threads() // products.size(1))
         wide = products.new_empty((few, products.size(1)), dtype=self.accumulation_dtype)
         sums = []
         for start in range(0, len(rows), few):
-            part = products[start : start + few]
-            scores = wide[: len(part)].copy_(part)
-            sums.append(softmax_of_(scores, slice(start, start + few)))
-            part.copy_(scores)
+            part = slice(start, start + few)
+            scores = wide[: len(products[part])].copy_(products[part])
+            lost = None if margin is None else margin[part]
+            sums.append(softmax_and_targets_(scores, targets[part], lost))
+            products[part] = scores
         log_z, target_scores = map(torch.cat, zip(*sums))
         return products, log_z, target_scores
 
@@ -278,6 +271,21 @@ def softmax_(scores: Tensor) -> Tensor:
     torch.softmax(scores, -1, out=scores)
     # exp(top - log Z) is the largest probability, which is never below 1/N.
     return top.sub_(scores.amax(-1).log_())
+
+
+def softmax_and_targets_(
+    scores: Tensor, targets: Tensor, margin: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
+    """Overwrite ``scores``, shape (r, N), as :meth:`BlockScores.softmax` does.
+
+    Returns:
+        log sum exp and the scores of the targets, shape (r,) each.
+    """
+    index = targets.unsqueeze(1)
+    if margin is not None:
+        scores.scatter_add_(1, index, -margin.unsqueeze(1))
+    target_scores = scores.gather(1, index).squeeze(1)
+    return softmax_(scores), target_scores
 
 
 # Gradients of contexts, table and bias that are summed over blocks of tokens.

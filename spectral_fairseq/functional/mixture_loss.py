@@ -341,7 +341,6 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                 ):
                     rows = block_contexts.flatten(0, 1)  # [t K, d]
                     block_targets = filled(targets[part], size)  # [t]
-                    index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
                     counted = part.stop - part.start  # the rows behind these only fill the block up
                     margins = None
                     if margin is not None:
@@ -366,6 +365,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                         gradient, share = mixed.gradient_(upstream)
                         shares[part] = share[:counted]
                         if margin_gradient is not None:
+                            index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
                             at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
                             margin_gradient[part] = -at_target
                         sums.add_block(

@@ -47,7 +47,7 @@ from spectral_fairseq.functional.blocks import (
     padded,
     product_dtype,
     scaled_gradients,
-    softmax_,
+    softmax_and_targets_,
     token_blocks,
     tokens_per_block,
     without_ignored,
@@ -280,10 +280,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     scores = block_scores(rows)  # [b, N]
                     slope = softcap_(scores, softcap)
                     score_sum = scores.sum(1) if uniform else None
-                    if block_margin is not None:
-                        adversarial_logits(scores, block_targets, block_margin, inplace=True)
-                    target_score = scores.gather(1, block_targets.unsqueeze(1)).squeeze(1)  # [b]
-                    log_z = softmax_(scores)
+                    log_z, target_score = softmax_and_targets_(scores, block_targets, block_margin)
                 nll = plain_nll = log_z - target_score
                 loss = target_weight * nll
                 if word_sum is not None:

@@ -98,7 +98,7 @@ class AdaptiveSoftmaxHead(Head):
         return adaptive_log_probabilities(contexts, clusters, matrix, self.bias, self.cutoffs)
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """That of the head and the clusters of the targets.
+        """Return the loss of the head and of the clusters of the targets.
 
         Raises:
             ConfigurationError: label smoothing, which needs the probability of every word.

@@ -130,7 +130,7 @@ class Head(nn.Module):
         return self.checked_loss(features, targets, epsilon=epsilon, z_loss=z_loss, **options)
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """As :meth:`loss`, of options that this head can have."""
+        """Return :meth:`loss` for options that this head allows."""
         raise NotImplementedError
 
     def softmax_loss(
@@ -234,5 +234,5 @@ class SoftmaxHead(Head):
         return scores if softcap is None else softcapped(scores, softcap)
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """That of one softmax over the table."""
+        """Return the loss of one softmax over the table."""
         return self.softmax_loss(features.flatten(0, -2), targets.flatten(), **options)

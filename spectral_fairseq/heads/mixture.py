@@ -153,7 +153,7 @@ class MixtureHead(Head):
         return latent.view(list(latent.shape[:-1]) + [self.components, self.context_dim])
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """That of a mixture, which holds neither tokens x N nor tokens x K x N."""
+        """Return the loss of a mixture, which holds neither tokens x N nor tokens x K x N."""
         if not self.normalised:
             options.pop("z_loss")
         if self.locked_dim is None:

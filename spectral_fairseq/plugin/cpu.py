@@ -58,11 +58,13 @@ class _Choice:
         self._restore: Callable[[], None] = lambda: None
 
     def apply(self, products: Products, common: Any) -> None:
-        """Multiply as ``products`` says, and say so."""
+        """Multiply as ``products`` says, and say so; on a CPU, keep freed memory too."""
         self.end()
         halves = any(getattr(common, name, False) for name in _HALVES)
         self.products, self._restore = products, set_products(products, halves)
         logger.info("float32 products are computed %s", products)
+        if _on_cpu(common):
+            keep_freed_memory()
 
     def end(self) -> None:
         """Put everything back as it was found."""
@@ -100,8 +102,6 @@ def _remembering(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any
 @wrapping
 def _choosing(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     try:
-        if _on_cpu(cfg.common):
-            keep_freed_memory()
         if _on_cpu(cfg.common) or CHOICE.asked == "fast":
             CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
         return original(cfg, *args, **kwargs)

@@ -104,6 +104,14 @@ def test_only_the_same_kind_of_processor_takes_the_choice_of_a_checkpoint(task, 
     assert listener.save() == {"fast": fast, "processor": processor().name}
 
 
+def test_a_training_that_no_command_chose_for_keeps_freed_memory_too(monkeypatch):
+    """``fairseq-hydra-train`` loads the plugin too late for the choice of a command."""
+    kept = []
+    monkeypatch.setattr(cpu, "keep_freed_memory", lambda: kept.append(True))
+    ChosenProducts(SimpleNamespace(cfg=CFG)).begin_training()
+    assert kept
+
+
 @pytest.mark.parametrize("flags, slow", [(("avx2",), True), (("avx512_bf16",), False)])
 def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog, flags, slow):
     found = processor()._replace(flags=frozenset(flags))
