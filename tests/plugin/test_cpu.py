@@ -130,9 +130,10 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.zeros(2**24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-first, again, kept = faults(), faults(), keep_freed_memory()
-faults()
-print(first, again, int(kept), faults())
+first, again = faults(), min(faults() for _ in range(5))
+kept = keep_freed_memory()
+# Something small may come to lie in the first place that is kept.
+print(first, again, int(kept), min(faults() for _ in range(5)))
 """
 
 
