@@ -46,13 +46,12 @@ from spectral_fairseq.functional.blocks import (
     detached_without_grad,
     elements_for,
     filled,
-    outside_graphs,
     padded,
     product_dtype,
     scaled_gradients,
     token_blocks,
 )
-from spectral_fairseq.functional.products import differentiable_once
+from spectral_fairseq.functional.products import differentiable_once, outside_graphs
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:

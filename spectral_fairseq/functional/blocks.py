@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar, Union
+from typing import Any, Iterator, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.errors import check_shape
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     differentiable_once,
@@ -175,6 +174,25 @@ def check_loss_shapes(
         check_shape("`bias`", bias, (vocabulary,), "Give one value for each word.")
 
 
+def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
+    """Return the weights of the target's -log p and of every word's, 1 - eps - eps_i and eps_i.
+
+    Args:
+        label_smoothing: eps.
+        vocabulary: N.
+
+    Raises:
+        ConfigurationError: eps is outside [0, 1), or there are fewer than two words to smooth over.
+    """
+    check_range("`label_smoothing`", label_smoothing, at_least=0, below=1)
+    if label_smoothing == 0.0:
+        return 1.0, 0.0
+    zero = "Set `label_smoothing` to 0."
+    check_enough(vocabulary, 2, "words with `label_smoothing`", zero, ConfigurationError)
+    uniform = label_smoothing / (vocabulary - 1)
+    return 1.0 - label_smoothing - uniform, uniform
+
+
 def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:
     """Contexts and table with zero columns behind them, where a GPU's kernels need these.
 
@@ -311,26 +329,6 @@ def softmax_and_targets_(
 
 
 FLOAT16_SCALE = 2.0**15
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def outside_graphs(function: Function) -> Function:
-    """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
-
-    The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
-    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
-    """
-    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    if is_compiling is None:  # torch before 2.1
-        return function
-    uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return (uncompiled if is_compiling() else function)(*args, **kwargs)
-
-    return run  # type: ignore[return-value]
 
 
 class GradientSums:

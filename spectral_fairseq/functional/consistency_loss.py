@@ -44,15 +44,14 @@ from spectral_fairseq.functional.blocks import (
     check_loss_shapes,
     detached_without_grad,
     filled,
-    outside_graphs,
     product_dtype,
     scaled_gradients,
+    smoothing_weights,
     token_blocks,
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.products import differentiable_once
-from spectral_fairseq.functional.softmax_loss import smoothing_weights
+from spectral_fairseq.functional.products import differentiable_once, outside_graphs
 
 
 class ConsistencyLoss(NamedTuple):

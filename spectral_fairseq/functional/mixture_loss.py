@@ -57,22 +57,17 @@ from spectral_fairseq.functional.blocks import (
     check_loss_shapes,
     detached_without_grad,
     filled,
-    outside_graphs,
     padded,
     product_dtype,
     scaled_gradients,
+    smoothing_weights,
     softmax_,
     token_blocks,
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.products import differentiable_once
-from spectral_fairseq.functional.softmax_loss import (
-    Losses,
-    adversarial_logits,
-    smoothing_weights,
-    unperturbed_nll,
-)
+from spectral_fairseq.functional.products import differentiable_once, outside_graphs
+from spectral_fairseq.functional.softmax_loss import Losses, adversarial_logits, unperturbed_nll
 
 SMALLEST_LINEAR = 1e-30
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, Callable, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Iterator, Optional, Tuple, Type, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.functional.float32_products import has_amx
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _find_onednn_linear() -> Optional[Any]:
@@ -214,6 +216,24 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
         return first_only
 
     return decorate
+
+
+def outside_graphs(function: Function) -> Function:
+    """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
+
+    The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
+    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
+    """
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # torch before 2.1
+        return function
+    uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (uncompiled if is_compiling() else function)(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 # Reading a table block by block of rows, so that no second copy of a large one is made.

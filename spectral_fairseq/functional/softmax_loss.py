@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
+from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -43,16 +43,16 @@ from spectral_fairseq.functional.blocks import (
     check_loss_shapes,
     detached_without_grad,
     filled,
-    outside_graphs,
     padded,
     product_dtype,
     scaled_gradients,
+    smoothing_weights,
     softmax_and_targets_,
     token_blocks,
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.products import differentiable_once, row_norms
+from spectral_fairseq.functional.products import differentiable_once, outside_graphs, row_norms
 
 
 def softcapped(scores: Tensor, softcap: float) -> Tensor:
@@ -192,7 +192,7 @@ def unperturbed_loss(
         nll: -log p of the targets under the same logits, shape (*).
         margin: m, shape (*).
         smoothing: weights of the target's -log p and of every word's, from
-            :func:`~.softmax_loss.smoothing_weights`.
+            :func:`~.blocks.smoothing_weights`.
         vocabulary: N.
 
     Returns:
@@ -204,25 +204,6 @@ def unperturbed_loss(
     change = target_weight * (plain - nll) + uniform * (vocabulary * fall - margin)
     # The loss of a target that has no probability is infinite, with and without the margin.
     return loss + change.masked_fill(nll.isinf(), 0.0), plain
-
-
-def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
-    """Return the weights of the target's -log p and of every word's, 1 - eps - eps_i and eps_i.
-
-    Args:
-        label_smoothing: eps.
-        vocabulary: N.
-
-    Raises:
-        ConfigurationError: eps is outside [0, 1), or there are fewer than two words to smooth over.
-    """
-    check_range("`label_smoothing`", label_smoothing, at_least=0, below=1)
-    if label_smoothing == 0.0:
-        return 1.0, 0.0
-    zero = "Set `label_smoothing` to 0."
-    check_enough(vocabulary, 2, "words with `label_smoothing`", zero, ConfigurationError)
-    uniform = label_smoothing / (vocabulary - 1)
-    return 1.0 - label_smoothing - uniform, uniform
 
 
 class _BlockwiseCrossEntropy(torch.autograd.Function):

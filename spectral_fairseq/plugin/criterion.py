@@ -20,7 +20,7 @@ from torch import nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
-from spectral_fairseq.functional.softmax_loss import smoothing_weights
+from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import control, likelihood, penalties
 from spectral_fairseq.plugin.cpu import (

@@ -1,12 +1,11 @@
-"""The embedding tables and the output layer of any fairseq model: found, and replaced for a while.
+"""The embedding tables and the output layer of any fairseq model.
 
 In errors ```weight``` stands for the flag that asked for a table.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
@@ -159,28 +158,6 @@ def softmax_operands(
 def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
     """The model's SVD tables, each once however often it is shared."""
     return tuple(module for module in model.modules() if isinstance(module, SVDEmbedding))
-
-
-# Access to a decoder's last layer while the model runs.
-
-
-OutputLayer = Callable[[Tensor], Tensor]
-
-
-@contextmanager
-def output_layer_replaced(
-    decoder: Any, wrap: Callable[[OutputLayer], OutputLayer]
-) -> Iterator[None]:
-    """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
-
-    It is called within the model's own forward pass, so that data-parallel wrappers see every
-    parameter used. :func:`check_output_layer` says, once, whether a decoder calls it.
-    """
-    decoder.output_layer = wrap(decoder.output_layer)
-    try:
-        yield
-    finally:
-        del decoder.output_layer
 
 
 def calls_output_layer(decoder: nn.Module) -> bool:

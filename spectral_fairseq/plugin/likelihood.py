@@ -10,7 +10,8 @@ changes the likelihood or its gradient is in the files likelihood_*.py, one a me
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.models import BaseFairseqModel, FairseqDecoder, FairseqEncoderDecoderModel
@@ -29,18 +30,18 @@ from spectral_fairseq.functional.softmax_loss import (
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import Option, read_options, weight_option
 from spectral_fairseq.plugin.find import (
-    OutputLayer,
     calls_output_layer,
     check_output_layer,
     decoder_of,
     head_of,
-    output_layer_replaced,
     output_matrix,
     softmax_operands,
 )
 from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
+
+OutputLayer = Callable[[Tensor], Tensor]
 
 LOSS_FORM = Option(
     "loss_form",
@@ -110,6 +111,20 @@ class LikelihoodTerm:
             reduce: sum over the tokens.
         """
         raise NotImplementedError
+
+    @contextmanager
+    def output_layer_replaced(self, wrap: Callable[[OutputLayer], OutputLayer]) -> Iterator[None]:
+        """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
+
+        It is called within the model's own forward pass, so that data-parallel wrappers see every
+        parameter used. :func:`~.find.check_output_layer` says whether a decoder calls it.
+        """
+        decoder: Any = self.decoder
+        decoder.output_layer = wrap(decoder.output_layer)
+        try:
+            yield
+        finally:
+            del decoder.output_layer
 
     def block_losses(
         self, features: Tensor, targets: Tensor, *, epsilon: float = 0.0, z_loss: float = 0.0
@@ -213,7 +228,7 @@ class Blockwise(FullScores):
 
             return run
 
-        with output_layer_replaced(self.decoder, loss_instead):
+        with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
         return self.likelihood(Losses(*net_output[0]), net_output, sample)
 

@@ -27,11 +27,9 @@ from spectral_fairseq.functional.consistency_loss import (
     dense_consistency,
 )
 from spectral_fairseq.plugin.find import (
-    OutputLayer,
     calls_output_layer,
     decoder_of,
     look_ups,
-    output_layer_replaced,
     softmax_operands,
 )
 from spectral_fairseq.plugin.likelihood import (
@@ -39,6 +37,7 @@ from spectral_fairseq.plugin.likelihood import (
     SIMCUT_WEIGHT,
     Likelihood,
     LikelihoodTerm,
+    OutputLayer,
 )
 from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 
@@ -156,7 +155,7 @@ class Consistency(LikelihoodTerm):
 
             return run
 
-        with output_layer_replaced(self.decoder, loss_instead):
+        with self.output_layer_replaced(loss_instead):
             net_output = model(**twice(sample["net_input"]))
         loss, likelihood, nll, divergence = net_output[0]
         return self._likelihood(loss, likelihood, nll, divergence, net_output, sample)

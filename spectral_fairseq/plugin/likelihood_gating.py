@@ -17,17 +17,11 @@ from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.functional.table_control import has_workers
 from spectral_fairseq.plugin.find import (
-    OutputLayer,
     check_output_layer,
     check_trained,
-    output_layer_replaced,
     softmax_operands,
 )
-from spectral_fairseq.plugin.likelihood import (
-    GRADIENT_GATING,
-    FullScores,
-    Likelihood,
-)
+from spectral_fairseq.plugin.likelihood import GRADIENT_GATING, FullScores, Likelihood, OutputLayer
 from spectral_fairseq.plugin.objective import Parts
 
 # Counts of target words over the last updates, equal on all workers.
@@ -180,7 +174,7 @@ class GradientGating(FullScores):
 
             return gated
 
-        with output_layer_replaced(self.decoder, gate):
+        with self.output_layer_replaced(gate):
             return super().__call__(model, sample, reduce)
 
     def _gates(self, memory: WordMemory, device: torch.device) -> Gates:

@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import UnsupportedError, arguments_as_flags
+from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_logits,
     adversarial_margin,
-    smoothing_weights,
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head, SoftmaxHead
 from spectral_fairseq.plugin.find import (
-    OutputLayer,
     check_output_layer,
-    output_layer_replaced,
     output_matrix,
     table_module,
 )
@@ -37,6 +35,7 @@ from spectral_fairseq.plugin.likelihood import (
     Likelihood,
     LikelihoodTerm,
     LossForm,
+    OutputLayer,
 )
 from spectral_fairseq.plugin.objective import Parts, Term
 
@@ -102,7 +101,7 @@ class Adversarial(LikelihoodTerm):
 
             return perturbed
 
-        with output_layer_replaced(self.decoder, perturb):
+        with self.output_layer_replaced(perturb):
             net_output = model(**sample["net_input"])
         (margin,) = margins
         lprobs, targets = criterion.get_lprobs_and_target(model, net_output, sample)
@@ -194,7 +193,7 @@ class AdversarialBlocks(Adversarial):
 
             return run
 
-        with output_layer_replaced(self.decoder, loss_instead):
+        with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
         loss, plain_loss, nll, _ = losses[0]
         return Likelihood(loss, plain_loss, nll, (*scores, *net_output[len(scores) :]))

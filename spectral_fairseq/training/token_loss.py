@@ -21,12 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
+from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.row_penalties import dispersion_penalty
-from spectral_fairseq.functional.softmax_loss import (
-    Losses,
-    blockwise_cross_entropy,
-    smoothing_weights,
-)
+from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.modules import (
