@@ -85,12 +85,6 @@ class StreamLayout(NamedTuple):
     segment: int
     context: int
 
-    def described(self, stateful: bool) -> Any:
-        """The sizes under the names that signatures use."""
-        if stateful:
-            return {"streams": self.streams, "segment": self.segment}
-        return {"block": self.segment, "context": self.context}
-
 
 def choose_layout(loaded: LanguageModel, options: EvaluationOptions) -> StreamLayout:
     """The sizes asked for, or else those of the training."""
@@ -161,79 +155,6 @@ def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Ax
 
 
 SCHEMA = "spectral-fairseq/evaluate-lm/1"
-
-
-@dataclasses.dataclass
-class Figure:
-    """One perplexity and what decided it.
-
-    Attributes:
-        method: ``model``, ``dynamic evaluation``, either of them with ``+ cache``.
-        nll: negative log-likelihood summed over the split, in nats.
-        tokens: of the split, ends of sentences included.
-        cache: None without a cache.
-        dynamic: None for the model as it was trained.
-        batches: gradient statistics behind ``dynamic``, as ``<batches>x<size of each>``.
-        searches: grid searches that chose the values of ``cache`` and ``dynamic``.
-    """
-
-    method: str
-    nll: float
-    tokens: int
-    cache: Optional[CacheOptions] = None
-    dynamic: Optional[DynamicOptions] = None
-    batches: str = ""
-    searches: List[GridSearch] = dataclasses.field(default_factory=list)
-
-
-def figure_entry(
-    figure: Figure,
-    loaded: LanguageModel,
-    layout: StreamLayout,
-    subset: str,
-    overrides: Dict[str, Any],
-) -> Dict[str, Any]:
-    """One entry of ``figures``: perplexity, bits and nats a token, and the signature."""
-    parts: Dict[str, Any] = {"subset": subset, "tokens": figure.tokens}
-    parts.update(layout.described(loaded.stateful))
-    if figure.cache is not None:
-        cache = figure.cache
-        theta, weight = cache.values
-        parts["cache"] = f"window{cache.window},theta{theta:g},lambda{weight:g}"
-    if figure.dynamic is not None:
-        rate, decay, epsilon = figure.dynamic.rates
-        parts["dynamic"] = (
-            f"eta{rate:g},lambda{decay:g},epsilon{epsilon:g},{figure.dynamic.units},"
-            f"{figure.batches}"
-        )
-    if figure.searches:
-        parts["tuned"] = f"{VALIDATION}[:{figure.searches[0].tokens}]"
-    if overrides:
-        parts["overrides"] = ",".join(f"{name}={overrides[name]}" for name in sorted(overrides))
-    parts.update(dict=loaded.dictionary_sha256[:12], ckpt=loaded.sha256[:12])
-    mean = figure.nll / figure.tokens
-    return {
-        "method": figure.method,
-        "tokens": figure.tokens,
-        "nll": mean,
-        "bits": mean / math.log(2),
-        "perplexity": perplexity(figure.nll, figure.tokens),
-        "signature": signature(parts),
-    }
-
-
-def search_entry(search: GridSearch) -> Dict[str, Any]:
-    """One entry of ``tuning``: all points, the best, and whether it lies at the grid's end."""
-    return {
-        "method": search.method,
-        "subset": VALIDATION,
-        "tokens": search.tokens,
-        "best": search.best,
-        "ends": search.ends,
-        "points": search.points,
-    }
-
-
 TRAINING = "train"
 # A batch of the published gradient statistics is 100 streams x 5 tokens, about one block.
 STATISTICS_STREAMS, STATISTICS_BLOCKS = 100, 1
@@ -266,7 +187,7 @@ def evaluate_checkpoint(
     }
     if torch.cuda.is_available() and not options.cpu:
         loaded.model.cuda()
-    run = _Run(options, loaded, corpora, begin)
+    run = _Run(options, overrides, loaded, corpora, begin)
     figures = run.figures()
     chosen = dataclasses.replace(
         options,
@@ -295,12 +216,19 @@ def evaluate_checkpoint(
                 "remark": loaded.remark,
             },
             "options": {**dataclasses.asdict(chosen), "overrides": overrides},
-            "tuning": [search_entry(search) for search in run.searches],
-            "seconds": round(run.seconds, 3),
-            "figures": [
-                figure_entry(figure, loaded, run.layout, options.subset, overrides)
-                for figure in figures
+            "tuning": [
+                {
+                    "method": search.method,
+                    "subset": VALIDATION,
+                    "tokens": search.tokens,
+                    "best": search.best,
+                    "ends": search.ends,
+                    "points": search.points,
+                }
+                for search in run.searches
             ],
+            "seconds": round(run.seconds, 3),
+            "figures": figures,
         }
     )
 
@@ -318,11 +246,12 @@ class _Run:
     def __init__(
         self,
         options: EvaluationOptions,
+        overrides: Mapping[str, Any],
         loaded: LanguageModel,
         corpora: Mapping[str, Corpus],
         begin: Begin,
     ) -> None:
-        self.options = options
+        self.options, self.overrides = options, overrides
         self.loaded = loaded
         self.corpora = corpora
         self.begin = begin
@@ -339,7 +268,7 @@ class _Run:
         self.searches: List[GridSearch] = []
         self.seconds = 0.0
 
-    def figures(self) -> List[Figure]:
+    def figures(self) -> List[Dict[str, Any]]:
         """All stages; the static model comes first, then each method from one common pass."""
         if self.dynamic is not None:
             self.statistics = self._gather_statistics()
@@ -350,10 +279,10 @@ class _Run:
         if self.dynamic is not None:
             progress = self.begin(f"{self.options.subset}, static", len(corpus))
             static = evaluate(self.reader, corpus, progress=progress)
-            figures.append(Figure("model", static.nll, static.tokens))
+            figures.append(self._figure("model", static.nll, static.tokens, []))
         return figures + self._evaluate(corpus)
 
-    def _evaluate(self, corpus: Corpus) -> List[Figure]:
+    def _evaluate(self, corpus: Corpus) -> List[Dict[str, Any]]:
         grid = None
         if self.cache is not None:
             theta, weight = self.cache.values
@@ -364,22 +293,57 @@ class _Run:
             self.reader, corpus, self._adapting(), cache=grid, progress=progress
         )
         self.seconds = time.perf_counter() - begun
-        plain = Figure("model", sums.nll, sums.tokens)
+        method, how = "model", {}
+        searches: List[GridSearch] = []
         if self.dynamic is not None and self.statistics is not None:
-            plain.method = "dynamic evaluation"
-            plain.dynamic = self.dynamic
-            plain.batches = f"{self.statistics.batches}x{self._batch_size(self.dynamic)}"
-            plain.searches = [search for search in self.searches if search.method == "dynamic"]
-        if grid is None:
-            return [plain]
-        cached = dataclasses.replace(
-            plain,
-            method=f"{plain.method} + cache",
-            nll=sums.cached[0][0],
-            cache=self.cache,
-            searches=self.searches,
-        )
-        return [plain, cached]
+            method = "dynamic evaluation"
+            searches = [search for search in self.searches if search.method == "dynamic"]
+            rate, decay, epsilon = self.dynamic.rates
+            how["dynamic"] = (
+                f"eta{rate:g},lambda{decay:g},epsilon{epsilon:g},{self.dynamic.units},"
+                f"{self.statistics.batches}x{self._batch_size(self.dynamic)}"
+            )
+        figures = [self._figure(method, sums.nll, sums.tokens, searches, **how)]
+        if grid is not None:
+            ((theta,), (weight,)) = grid.thetas, grid.weights
+            how = {"cache": f"window{grid.window},theta{theta:g},lambda{weight:g}", **how}
+            method, nll = f"{method} + cache", sums.cached[0][0]
+            figures.append(self._figure(method, nll, sums.tokens, self.searches, **how))
+        return figures
+
+    def _figure(
+        self, method: str, nll: float, tokens: int, searches: Sequence[GridSearch], **how: str
+    ) -> Dict[str, Any]:
+        """One entry of ``figures``: perplexity, bits and nats a token, and the signature.
+
+        Args:
+            method: ``model``, ``dynamic evaluation``, either of them with ``+ cache``.
+            nll: negative log-likelihood summed over the split.
+            tokens: of the split, ends of sentences included.
+            searches: that chose the values of the method.
+            **how: the values of ``cache`` and ``dynamic``, where the method has them.
+        """
+        loaded, layout, overrides = self.loaded, self.layout, self.overrides
+        parts: Dict[str, Any] = {"subset": self.options.subset, "tokens": tokens}
+        if loaded.stateful:
+            parts.update(streams=layout.streams, segment=layout.segment)
+        else:
+            parts.update(block=layout.segment, context=layout.context)
+        parts.update(how)
+        if searches:
+            parts["tuned"] = f"{VALIDATION}[:{searches[0].tokens}]"
+        if overrides:
+            parts["overrides"] = ",".join(f"{name}={overrides[name]}" for name in sorted(overrides))
+        parts.update(dict=loaded.dictionary_sha256[:12], ckpt=loaded.sha256[:12])
+        mean = nll / tokens
+        return {
+            "method": method,
+            "tokens": tokens,
+            "nll": mean,
+            "bits": mean / math.log(2),
+            "perplexity": perplexity(nll, tokens),
+            "signature": signature(parts),
+        }
 
     def _gather_statistics(self) -> GradientStatistics:
         """Mean squared gradients over the training split."""
