@@ -173,8 +173,7 @@ def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
 def _fill_huggingface(
     args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
-    from spectral_fairseq.commands.export_huggingface import write_huggingface
-    from spectral_fairseq.commands.export_tokenizer import write_tokenizer
+    from spectral_fairseq.commands.export_huggingface import write_huggingface, write_tokenizer
 
     name, check = write_huggingface(checkpoint, folder)
     source, target, languages = _dictionaries(args, checkpoint)
