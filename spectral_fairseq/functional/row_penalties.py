@@ -243,6 +243,18 @@ def not_counted(found: str) -> DataError:
     )
 
 
+def fault_of_counts(counts: Sequence[float]) -> str:
+    """Why no logarithm of counts tells how often words occur; empty where it does."""
+    wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
+    if wrong is not None:
+        return f"a count of {wrong!r}"
+    most = max(counts, default=0)
+    if most <= 1:
+        return f"{len(counts)} words, none with a count above 1"
+    alike = len(counts) > 1 and min(counts) == most
+    return f"{len(counts)} words, all with the count {most:g}" if alike else ""
+
+
 def were_counted(counts: Sequence[float]) -> bool:
     """Whether counts tell how often words occur, or only fill a dict.txt.
 
@@ -277,13 +289,9 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
         DataError: a count is negative or not finite, no word was counted more than once, or all
             as often.
     """
-    wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
-    if wrong is not None:
-        raise not_counted(f"a count of {wrong!r}")
-    most = max(counts, default=0)
-    if most <= 1 or (len(counts) > 1 and min(counts) == most):
-        alike = "none with a count above 1" if most <= 1 else f"all with the count {most:g}"
-        raise not_counted(f"{len(counts)} words, {alike}")
+    fault = fault_of_counts(counts)
+    if fault:
+        raise not_counted(fault)
     return torch.as_tensor(counts, dtype=torch.float64, device="cpu").clamp(min=1).log1p().float()
 
 

@@ -77,7 +77,7 @@ class Muon(CoupledAdam):
     Args:
         params: parameters or groups of them, as for every optimiser of torch.
         matrices: those among them that Muon steps, such as
-            :func:`~spectral_fairseq.training.groups.hidden_matrices` finds; :meth:`take` adds
+            :func:`~spectral_fairseq.training.tables.hidden_matrices` finds; :meth:`take` adds
             others.
         tables: those whose second moments are coupled, as of :class:`CoupledAdam`.
         lr: learning rate.

@@ -8,10 +8,15 @@ if TYPE_CHECKING:
     from spectral_fairseq.lm.coupled_adam import CoupledAdam
     from spectral_fairseq.lm.muon import Muon
     from spectral_fairseq.training.control import SpectrumControl, TablePenalty
-    from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
     from spectral_fairseq.training.saving import restore_
-    from spectral_fairseq.training.tables import factor_, repair_, weight_norm_
+    from spectral_fairseq.training.tables import (
+        factor_,
+        hidden_matrices,
+        parameter_groups,
+        repair_,
+        weight_norm_,
+    )
 
 __all__ = [
     "CoupledAdam",
@@ -32,7 +37,7 @@ __all__ = [
 ]
 
 _PARTS = (
-    *(f"training.{part}" for part in ("control", "losses", "tables", "groups", "saving")),
+    *(f"training.{part}" for part in ("control", "losses", "tables", "saving")),
     "functional.float32_products",
     "lm.coupled_adam",
     "lm.muon",

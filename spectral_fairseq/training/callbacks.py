@@ -22,10 +22,10 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
-from spectral_fairseq.training.groups import check_decay
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
 from spectral_fairseq.training.modules import output_layer, without_wrappers
+from spectral_fairseq.training.tables import check_decay
 
 
 class _Missing:

@@ -190,12 +190,7 @@ class SpectrumControl:
 
     @property
     def weight(self) -> Tensor:
-        """The table as it is now, shape (N, d).
-
-        Raises:
-            ConfigurationError: as for the constructor.
-            UnsupportedError: as for the constructor.
-        """
+        """The table as it is now, shape (N, d), which is checked as in the constructor."""
         weight = weight_of(self._model, "SpectrumControl")
         if row_shard(weight) is None:
             check_not_sharded(weight)

@@ -32,12 +32,7 @@ from spectral_fairseq.training.modules import (
     without_wrappers,
 )
 from spectral_fairseq.training.tables import FactoredLayer, take_tables_off
-from spectral_fairseq.training.token_loss import (
-    MixtureLayer,
-    TokenLoss,
-    operands,
-    with_adapters,
-)
+from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss, operands, with_adapters
 
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
 

@@ -351,5 +351,5 @@ def test_counts_of_other_forms():
         for kind in (list, torch.tensor):
             with pytest.raises(DataError, match="torch.bincount"):
                 weight_norm_(nn.Linear(DIM, WORDS), kind(wrong))
-    with pytest.raises(DataError, match=f"found {WORDS} numbers, all 100"):
+    with pytest.raises(DataError, match=f"found {WORDS} words, all with the count 100"):
         weight_norm_(nn.Linear(DIM, WORDS), [100] * WORDS)
