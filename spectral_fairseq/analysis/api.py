@@ -11,18 +11,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from spectral_fairseq.analysis.drawing import Picture, import_matplotlib
 from spectral_fairseq.analysis.options import Options, StepCallback
@@ -93,7 +82,6 @@ def analyze(
     if isinstance(options.get("words"), str):
         options["words"] = (options["words"],)
     chosen = Options(**options)
-    chosen.check()
     if methods is not None:
         check_methods(methods, len(models))
     analysed: List[Analysed] = []

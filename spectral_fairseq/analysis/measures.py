@@ -51,7 +51,6 @@ def measure_table(
     progress: Optional[StepCallback] = None,
 ) -> Measured:
     """Measure one table, with the arguments of :class:`TableFacts`."""
-    options.check()
     queries = _query_rows(table, options, words)
     facts = TableFacts(table, options, words, prior, progress)
     # First what refuses tables: vectors that are too long for everything else, or all zero.

@@ -60,7 +60,7 @@ class Options:
         (), "list the nearest neighbours of these words", metavar="WORD"
     )
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse impossible values."""
         check_ranges(self)
 

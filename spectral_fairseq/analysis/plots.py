@@ -137,13 +137,10 @@ def _priors(checkpoints: Sequence[Mapping[str, Any]]) -> List[Tuple[int, str, Li
     for index, checkpoint in enumerate(checkpoints):
         if checkpoint["prior"]:
             values = [value / checkpoint["prior"][0] for value in checkpoint["prior"]]
-            if not any(_alike(values, other) for _, _, other in priors):
+            known = (other for _, _, other in priors if len(other) == len(values))
+            if not any(max(abs(a - b) for a, b in zip(values, other)) < 1e-3 for other in known):
                 priors.append((index, f"{checkpoint['label']}, prior", values))
     return priors if len(priors) != 1 else [(priors[0][0], "prior", priors[0][2])]
-
-
-def _alike(first: Sequence[float], second: Sequence[float]) -> bool:
-    return len(first) == len(second) and all(abs(a - b) < 1e-3 for a, b in zip(first, second))
 
 
 def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
@@ -165,7 +162,8 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             )
 
     def figures(checkpoint: Mapping[str, Any]) -> str:
-        second, last = (shown(_ratio(checkpoint["singular_values"], at), 3) for at in (1, -1))
+        sigma = checkpoint["singular_values"]
+        second, last = (shown(value / sigma[0], 3) for value in (sigma[:2][-1], sigma[-1]))
         return f"sigma_2/sigma_1 {second}, sigma_d/sigma_1 {last}"
 
     draw = _panel(fill, xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
@@ -205,10 +203,6 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     )
     draw = _panel(fill, xlabel="k", ylabel=r"$\sigma_k$", yscale="log", xlim=(1, None))
     return Picture("singular_values_absolute", "Singular values", alt, draw)
-
-
-def _ratio(sigma: Sequence[float], at: int) -> float:
-    return sigma[min(at, len(sigma) - 1)] / sigma[0]
 
 
 def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:

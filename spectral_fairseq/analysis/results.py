@@ -64,7 +64,6 @@ def analyse_model(
 
     The drift is measured from ``first``, the table of the first of several checkpoints.
     """
-    options.check()
     progress = progress or StepCallback()
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
@@ -390,12 +389,13 @@ def by_method(
             {
                 "name": name,
                 "labels": [checkpoint["label"] for checkpoint in seeds],
-                "measures": {key: _summary(values) for key, values in known.items()},
+                "measures": {
+                    key: {
+                        "mean": statistics.fmean(values),
+                        "std": statistics.stdev(values) if len(values) > 1 else None,
+                    }
+                    for key, values in known.items()
+                },
             }
         )
     return entries
-
-
-def _summary(values: List[float]) -> Dict[str, Any]:
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": spread}

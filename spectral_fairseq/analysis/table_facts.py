@@ -32,14 +32,9 @@ from spectral_fairseq.functional.products import (
     rows_from,
     sample_rows,
 )
-from spectral_fairseq.functional.ranks import (
-    random_spectrum,
-    upper_edge,
-)
+from spectral_fairseq.functional.ranks import random_spectrum, upper_edge
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
-from spectral_fairseq.functional.rows import (
-    untrained_rows,
-)
+from spectral_fairseq.functional.rows import untrained_rows
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
 from spectral_fairseq.functional.spectrum_penalties import Prior
 
