@@ -147,11 +147,7 @@ class Option:
         return value if self.parse is None else self.parse(value)
 
     def read(self, cfg: Any) -> Any:
-        """The checked value in a configuration.
-
-        Raises:
-            ConfigurationError: see :meth:`parsed`.
-        """
+        """The value in a configuration, checked and parsed as by :meth:`parsed`."""
         with arguments_as_flags(value=self.flag):
             return self.parsed(getattr(cfg, self.name))
 

@@ -319,13 +319,15 @@ def joined(
     whole: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     pieces: Dict[str, List[Tensor]] = {}
+    # Those of Llama, Megatron, fairseq or DeepSpeed.
+    known_layout = _counts_from_zero(f"{files[0].parent.name}/{files[0].name}")
     for name, numbers in holders.items():
         parts = [tensors[number][name] for number in numbers]
         # Matrices that are no tables are of no use here, and need not be read.
         compared = parts[0].dim() < 2 or may_hold_table(name, parts[0].shape)
         if len(parts) == 1 or (compared and all(same_values(parts[0], part) for part in parts[1:])):
             whole[name] = parts[0]
-        elif compared and parts[0].dim() == 2 and _known_layout(files):
+        elif compared and parts[0].dim() == 2 and known_layout:
             pieces[name] = parts
         else:
             unread[name] = Unread(tuple(parts[0].shape), f"each of {len(parts)} files has a piece")
@@ -351,11 +353,6 @@ def joined(
 
 def _counts_from_zero(name: str) -> bool:
     return any(word.lower() in _FROM_ZERO for word, *_ in _PART.findall(name))
-
-
-def _known_layout(files: Sequence[Path]) -> bool:
-    """Whether the files are those of Llama, Megatron, fairseq or DeepSpeed."""
-    return _counts_from_zero(f"{files[0].parent.name}/{files[0].name}")
 
 
 # model2vec stores the centre of a cluster of tokens once, and each token's cluster.

@@ -168,7 +168,11 @@ def _known_outputs(tables: Sequence[List[str]]) -> List[List[str]]:
     where there is no output layer, it is the decoder's.
     """
     outputs = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
-    return outputs or [names for names in tables if any(_is_decoder_input(name) for name in names)]
+    return outputs or [
+        names
+        for names in tables
+        if any(name.endswith(_DECODER_INPUT) or _USES[1] in _uses(name) for name in names)
+    ]
 
 
 def describe_choice(
@@ -224,10 +228,6 @@ def _without_output(outputs: Sequence[str], untied: bool, tied: bool) -> str:
     if tied:
         return " The settings say that the output layer shares it."
     return " No output layer is stored: it shares a table, or there is none."
-
-
-def _is_decoder_input(name: str) -> bool:
-    return name.endswith(_DECODER_INPUT) or _USES[1] in _uses(name)
 
 
 def _uses(name: str) -> Sequence[str]:

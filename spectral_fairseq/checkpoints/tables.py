@@ -280,12 +280,7 @@ class Tables:
         return entries if _main_entries(entries) == [kind_of(entries).entries[0]] else None
 
     def numbers_of(self, name: str) -> Mapping[str, Tensor]:
-        """The same of a table of floating-point numbers.
-
-        Raises:
-            ConfigurationError: as for :meth:`entries_of`.
-            DataError: other numbers.
-        """
+        """:meth:`entries_of` for a table of floating-point numbers; others are a ``DataError``."""
         entries = self.entries_of(name)
         stored = entries[kind_of(entries).entries[0]]
         if stored.dtype not in FLOATING:

@@ -25,10 +25,7 @@ from fairseq import models
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel
-from fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
-)
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import OmegaConf
 from torch import Tensor
 

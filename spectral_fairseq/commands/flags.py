@@ -103,10 +103,6 @@ def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag
     return flags
 
 
-def _searched(flag: ListedFlag) -> str:
-    return f"{flag.name} {flag.meaning}".lower().replace("_", "-")
-
-
 def run(args: Arguments) -> int:
     """Print the flags; returns the exit status 1 if no flag contains the pattern, else 0."""
     import_plugin()
@@ -115,7 +111,8 @@ def run(args: Arguments) -> int:
     width = min(shutil.get_terminal_size().columns, 100)
     parts = []
     for heading, flags in flag_sections().items():
-        chosen = [flag for flag in flags if wanted in _searched(flag)]
+        texts = [f"{flag.name} {flag.meaning}".lower().replace("_", "-") for flag in flags]
+        chosen = [flag for flag, text in zip(flags, texts) if wanted in text]
         if chosen:
             parts.append(heading.replace("`", ""))
         for flag in chosen:

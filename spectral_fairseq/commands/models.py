@@ -37,13 +37,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.files import check_file
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import (
-    ContiguousStreams,
-    Corpus,
-    Reader,
-    ScoredSegment,
-    Segment,
-)
+from spectral_fairseq.lm.evaluation import ContiguousStreams, Corpus, Reader, ScoredSegment, Segment
 from spectral_fairseq.provenance import sha256
 
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.

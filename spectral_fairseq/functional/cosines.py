@@ -252,7 +252,7 @@ def log_partition(
     Args:
         matrix: W, shape (N, d).
         directions: a, unit vectors as columns, shape (d, m), such as V of
-            :func:`~spectral_fairseq.functional.spectra.right_singular_system`.
+            :func:`~spectral_fairseq.functional.spectra.right_singular_system_of_gram`.
         scale: factor on W; see Note [Sign and scale of I1 and I2].
         block_rows: number of rows that are converted to ``dtype`` at a time.
         dtype: of products and exponentials, float64 or float32; see Note [Z in float32].

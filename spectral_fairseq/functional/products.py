@@ -336,8 +336,6 @@ def multiply_(rows: Tensor, matrix: Tensor) -> None:
 
 
 # Euclidean norms of rows: one for each row, and rows divided by them.
-
-
 #
 # Note [Short rows]
 # -----------------
@@ -453,9 +451,6 @@ def rows_from(rows: Tensor, centre: Tensor) -> Tensor:
     return moved.masked_fill_((row_lengths(moved) <= rounding).unsqueeze(1), 0)
 
 
-# Random rows that depend on the seed alone.
-
-
 def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
     """``wanted`` of ``count`` rows, uniformly, without repetition, in ascending order.
 
@@ -465,9 +460,6 @@ def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
         return torch.arange(count)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator)[:wanted].sort().values
-
-
-# The callback by which long computations report how far they are.
 
 
 ProgressCallback = Callable[[int], None]

@@ -270,31 +270,6 @@ def right_singular_system_of_gram(gram_matrix: Tensor, rows: int) -> Tuple[Tenso
 
 
 @torch.no_grad()
-def right_singular_system(
-    matrix: Tensor,
-    *,
-    block_rows: int = BLOCK_ROWS,
-    progress: ProgressCallback = ignore_progress,
-) -> Tuple[Tensor, Tensor]:
-    """Return the singular values and the right singular vectors of a table, in float64.
-
-    Args:
-        matrix: W, shape (N, d), of any floating dtype.
-        block_rows: number of rows that are converted to float64 at a time.
-        progress: called after each block with its number of rows.
-
-    Returns:
-        sigma, shape (d,), largest first; and V, shape (d, d), whose column k belongs to sigma_k.
-        Both are float64 and have no gradient. N < d is allowed.
-
-    Raises:
-        DataError: ``matrix`` is not a table, or an entry is infinite or not a number.
-    """
-    total = table_gram(matrix, block_rows=block_rows, progress=progress)
-    return right_singular_system_of_gram(total, matrix.size(0))
-
-
-@torch.no_grad()
 def table_gram(
     matrix: Tensor,
     *,

@@ -95,12 +95,7 @@ class SpectralTransformer(TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SpectralTransformer":
-        """Build a model; fairseq calls this.
-
-        Raises:
-            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
-            ConfigurationError: flags that contradict each other.
-        """
+        """Build a model; fairseq calls this."""
         options = to_namespace(cls, cfg)
         refuse_unsupported(options)
         check_sharing(options, task)
@@ -169,12 +164,7 @@ class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SpectralTransformerLM":
-        """Build a model; fairseq calls this.
-
-        Raises:
-            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
-            ConfigurationError: flags that contradict each other.
-        """
+        """Build a model; fairseq calls this."""
         options = to_namespace(cls, args)
         refuse_unsupported(options)
         if not has_own_output(options):
@@ -247,12 +237,7 @@ class SpectralLSTM(lstm.LSTMModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SpectralLSTM":
-        """Build a model; fairseq calls this.
-
-        Raises:
-            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
-            ConfigurationError: flags that contradict each other.
-        """
+        """Build a model; fairseq calls this."""
         fill_defaults(args, cls.config)
         lstm.base_architecture(args)
         if args.criterion != "adaptive_loss" or has_own_output(args):

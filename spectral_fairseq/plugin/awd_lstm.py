@@ -247,12 +247,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "AWDLSTMLanguageModel":
-        """Build a model; fairseq calls this.
-
-        Raises:
-            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
-            ConfigurationError: flags outside their range, or that contradict each other.
-        """
+        """Build a model; fairseq calls this."""
         options = to_namespace(cls, args)
         refuse_unsupported(options)
         dictionary = task.target_dictionary

@@ -15,12 +15,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.checkpoints.table_entries import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.embeddings import (
-    PlainEmbedding,
-    SVDEmbedding,
-    Table,
-    WeightNormEmbedding,
-)
+from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, Table, WeightNormEmbedding
 from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import CheckpointError
@@ -189,7 +184,9 @@ class Checks(Listener):
 @wrapping
 def _checking_kinds(self: Any, state_dict: Any, *, original: Callable[..., None]) -> None:
     original(self, state_dict)
-    check_restored(state_dict, self)
+    check_tables(state_dict, self)
+    check_shared(state_dict, self)
+    check_experts(state_dict, self)
 
 
 TABLE_KINDS = Patch(
@@ -210,17 +207,6 @@ TABLE_KINDS = Patch(
 # Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
 # drift of a training whose factors are not renewed stays above.
 SHORTEST = 0.7
-
-
-def check_restored(stored: Mapping[str, Any], model: nn.Module) -> None:
-    """All checks of a checkpoint's tensors, as they are about to be loaded into a model.
-
-    Raises:
-        CheckpointError: they do not fit.
-    """
-    check_tables(stored, model)
-    check_shared(stored, model)
-    check_experts(stored, model)
 
 
 def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:

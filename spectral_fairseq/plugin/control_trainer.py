@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, TypeVar
 
 import torch
 from torch import Tensor

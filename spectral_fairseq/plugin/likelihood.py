@@ -180,8 +180,6 @@ class Blockwise(FullScores):
     batches where that is said to be faster.
 
     Args:
-        criterion: as for the base class.
-        parts: likewise.
         dense_up_to: number of tokens up to which a batch is small.
 
     Raises:

@@ -86,8 +86,6 @@ class Consistency(LikelihoodTerm):
     divergence for each token under a key of its own.
 
     Args:
-        criterion: as for the base class.
-        parts: likewise.
         options: the parsed values of the flags; the weight of one method is above 0.
         blockwise: take blocks of scores wherever the model allows it.
 

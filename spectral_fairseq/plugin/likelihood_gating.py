@@ -119,8 +119,7 @@ class GradientGating(FullScores):
     """The plain likelihood, computed from scores whose table receives gated gradients.
 
     Args:
-        criterion: as for the base class; its ``word_memory`` lives as long as it does.
-        parts: likewise.
+        criterion: has the ``word_memory``, which lives as long as it does.
         alpha: words that occur less often than this in an update are rare.
 
     Raises:
@@ -138,12 +137,7 @@ class GradientGating(FullScores):
             raise refusals.GATING.error("--logit-softcap" if capped else type(self.head).__name__)
 
     def check(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigurationError: an output layer that cannot be replaced, or whose table is not
-                trained.
-        """
+        """See the base class."""
         check_output_layer(self.decoder)
         check_trained(self.decoder, self.words.rows, GRADIENT_GATING.flag)
 

@@ -48,8 +48,6 @@ class Adversarial(LikelihoodTerm):
     """Trains on lowered target logits; the logs keep the likelihood of the plain ones.
 
     Args:
-        criterion: as for the base class.
-        parts: likewise.
         epsilon: radius of the perturbation as a share of ||w_y||.
 
     Raises:
@@ -73,11 +71,7 @@ class Adversarial(LikelihoodTerm):
             )
 
     def check(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigurationError: an output layer that cannot be replaced, or no single table.
-        """
+        """See the base class."""
         check_output_layer(self.decoder)
         self._table()
 

@@ -270,16 +270,12 @@ def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
     return name, field.type, dataclasses.field(default=default, metadata=field.metadata)
 
 
-def _is_group(field_type: Any) -> bool:
-    return isinstance(field_type, type) and issubclass(field_type, FairseqDataclass)
-
-
 def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
     flat: List[Tuple[str, Any, Any]] = []
     for field in dataclasses.fields(config):
         if field.name == "_name":
             continue
-        if _is_group(field.type):
+        if isinstance(field.type, type) and issubclass(field.type, FairseqDataclass):
             flat.extend(_flat_fields(field.type, prefix=f"{field.name}_"))
         else:
             flat.append(_flat_field(prefix + field.name, field))

@@ -179,12 +179,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
 
     @classmethod
     def setup_task(cls, args: Any, **_: Any) -> "StatefulLanguageModelingTask":
-        """Check the options and load the dictionary.
-
-        Raises:
-            ConfigurationError: options with which nothing can be trained.
-            UnsupportedError: flags of fairseq's task that have no meaning for streams.
-        """
+        """Check the options and load the dictionary."""
         check_options(args)
         dictionary = Dictionary.load(os.path.join(utils.split_paths(args.data)[0], "dict.txt"))
         logger.info(f"dictionary: {len(dictionary)} types")

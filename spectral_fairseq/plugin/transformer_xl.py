@@ -102,12 +102,7 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerXLLanguageModel":
-        """Build a model; fairseq calls this.
-
-        Raises:
-            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
-            ConfigurationError: flags outside their range, or that contradict each other.
-        """
+        """Build a model; fairseq calls this."""
         options = to_namespace(cls, args)
         # Elsewhere this flag stands for fairseq's adaptive softmax, which fits none of the tables.
         refuse_unsupported(Namespace(**{**vars(options), "adaptive_softmax_cutoff": None}))

@@ -14,7 +14,7 @@ from benchmarks.harness import KEEP_FREED_MEMORY, commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.spectra import right_singular_system
+from spectral_fairseq.functional.spectra import right_singular_system_of_gram, table_gram
 from spectral_fairseq.provenance import versions
 from studies.spectrum.grid import TASKS, VARIANTS
 from studies.training import log_records
@@ -116,7 +116,8 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     shared = "decoder.output_projection.weight" in state["model"]
     wanted = "decoder.output_projection" if shared else None
     table = Tables(str(checkpoint), state["model"]).extract(wanted)
-    sigma, _ = right_singular_system(table.weight)
+    gram = table_gram(table.weight)
+    sigma, _ = right_singular_system_of_gram(gram, len(table.weight))
     rms = float(sigma.square().mean().sqrt())
     figures = {
         "mean_cosine": mean_cosine(table.weight),

@@ -10,8 +10,9 @@ from spectral_fairseq.functional.cosines import log_partition
 from spectral_fairseq.functional.predictions import ExpectedPairwiseKL, StateStatistics, separate
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.ranks import cumulative_share
-from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram, right_singular_system
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram
 from spectral_fairseq.plugin.control_trainer import renew_factors
+from tests.functional.test_spectra import right_singular_system
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError

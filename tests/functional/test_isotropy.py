@@ -10,8 +10,8 @@ from spectral_fairseq.functional.cosines import (
     isotropy_i2,
     log_partition,
 )
-from spectral_fairseq.functional.spectra import right_singular_system
 from tests.functional.test_cosines import random_table
+from tests.functional.test_spectra import right_singular_system
 from tests.reference import measures as naive
 
 

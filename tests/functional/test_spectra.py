@@ -9,9 +9,10 @@ from spectral_fairseq.functional.spectra import (
     accumulate_gram,
     gram,
     mirror_gram,
-    right_singular_system,
+    right_singular_system_of_gram,
     singular_values,
     singular_values_of_gram,
+    table_gram,
 )
 from tests.reference import spectra as reference
 
@@ -19,6 +20,10 @@ from tests.reference import spectra as reference
 def table(n, d, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+def right_singular_system(matrix, **how):
+    return right_singular_system_of_gram(table_gram(matrix, **how), len(matrix))
 
 
 @pytest.mark.parametrize("n, d, excluded", [(5, 1, []), (13, 5, []), (123, 7, [0, 60, 122])])
