@@ -44,30 +44,27 @@ def as_summary(document: Dict[str, Any]) -> str:
 
     Several models also have their distance from the first one, and seeds their mean.
     """
-    checkpoints = document["checkpoints"]
-    parts = _openings(checkpoints)
-    compared = any(checkpoint["drift"] for checkpoint in checkpoints)
+    compared = any(checkpoint["drift"] for checkpoint in document["checkpoints"])
     asked = [m for m in ALL if m.key in (*FOUR, *(DRIFT if compared else ()))]
-    parts.append(_measures(document, {"": asked}))
-    if document["methods"]:
-        parts.append(_over_seeds(document, asked))
-    parts += _neighbours(checkpoints)
+    parts = _parts(document, {"": asked}, asked)
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))
 
 
 def as_text(document: Dict[str, Any]) -> str:
     """All measures of the document as aligned plain text."""
+    signed = (f"{entry['label']}: {entry['signature']}" for entry in document["checkpoints"])
+    return printable("\n\n".join([*_parts(document, _groups(document), ALL), "\n".join(signed)]))
+
+
+def _parts(
+    document: Dict[str, Any], groups: Dict[str, List[Measure]], asked: Sequence[Measure]
+) -> List[str]:
+    """What was measured, the verdict, the table of measures, seeds and neighbours."""
     checkpoints = document["checkpoints"]
-    parts = _openings(checkpoints)
-    parts.append(_measures(document, _groups(document)))
-    if document["methods"]:
-        parts.append(_over_seeds(document, ALL))
-    parts += _neighbours(checkpoints)
-    parts.append(
-        "\n".join(f"{checkpoint['label']}: {checkpoint['signature']}" for checkpoint in checkpoints)
-    )
-    return printable("\n\n".join(parts))
+    parts = [*_openings(checkpoints), _measures(document, groups)]
+    parts += [_over_seeds(document, asked)] if document["methods"] else []
+    return parts + _neighbours(checkpoints)
 
 
 def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:

@@ -1,8 +1,7 @@
 """Perplexity of a language model's checkpoint: static, with a cache, or adapting to the text.
 
-The mathematics is in :mod:`spectral_fairseq.lm.evaluation` and its neighbours: the continuous cache
-(Grave et al., ICLR 2017, https://openreview.net/forum?id=B184E5qee) and dynamic evaluation (Krause
-et al., ICML 2018, https://arxiv.org/abs/1709.07432).
+The continuous cache is in :mod:`spectral_fairseq.lm.evaluation`, dynamic evaluation in
+:mod:`spectral_fairseq.lm.dynamic_evaluation`.
 """
 
 from __future__ import annotations

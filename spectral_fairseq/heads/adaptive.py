@@ -1,8 +1,6 @@
 """The adaptive softmax as output layer, over a table of any kind.
 
-Grave, Joulin, Cisse, Grangier, Jegou: "Efficient softmax approximation for GPUs", ICML 2017,
-https://arxiv.org/abs/1609.04309. See :mod:`spectral_fairseq.functional.adaptive_loss`
-for the distribution and its loss.
+The distribution and its loss are in :mod:`spectral_fairseq.functional.adaptive_loss`.
 """
 
 from __future__ import annotations

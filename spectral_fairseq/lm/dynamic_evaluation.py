@@ -1,8 +1,7 @@
 """Dynamic evaluation, and the grid search over its parameters and those of the cache.
 
-Krause et al., ICML 2018, https://proceedings.mlr.press/v80/krause18a.html; the update rule is in
-:mod:`spectral_fairseq.functional.adaptation`. The model stays in evaluation mode throughout:
-dropout and weight drop are off, and gradients are computed.
+The update rule is in :mod:`spectral_fairseq.functional.adaptation`. The model stays in evaluation
+mode throughout: dropout and weight drop are off, and gradients are computed.
 """
 
 from __future__ import annotations

@@ -106,11 +106,8 @@ class ContiguousStreams:
         return torch.cat([piece.new_tensor(before), piece, piece.new_tensor(after)])
 
 
-# The continuous cache of Grave et al. for streams that are read segment by segment.
-#
-# The equations are in :mod:`spectral_fairseq.functional.adaptation` (Grave, Joulin, Usunier, ICLR
-# 2017, https://openreview.net/forum?id=B184E5qee).
-
+# The continuous cache for streams that are read segment by segment; its equations are in
+# :mod:`spectral_fairseq.functional.adaptation`.
 
 # Number of scores held at a time: 16 MiB of float32.
 BLOCK_SCORES = 4 * 2**20

@@ -1,10 +1,8 @@
 """``--arch awd_lstm_{ptb,wt2}`` and ``awd_lstm_mos_{ptb,wt2}``: word-level language models.
 
-Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
-https://arxiv.org/abs/1708.02182, and with a mixture of softmaxes Yang et al., ICLR 2018,
-https://arxiv.org/abs/1711.03953. The presets have the sizes and dropouts of the public recipes.
-Learning rates, batches and the optimiser belong to a recipe: see examples/lm_ptb and
-examples/lm_wikitext2.
+The network is :class:`~spectral_fairseq.lm.awd_lstm.AWDLSTM`. The presets have the sizes and
+dropouts of the public recipes, those with ``mos`` of the paper on mixtures of softmaxes. Learning
+rates, batches and the optimiser belong to a recipe: see examples/lm_ptb and examples/lm_wikitext2.
 """
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.

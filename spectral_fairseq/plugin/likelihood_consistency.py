@@ -1,12 +1,9 @@
 """Two passes over each batch that are to agree: R-Drop and SimCut.
 
-- R-Drop: Liang et al., NeurIPS 2021, https://arxiv.org/abs/2106.14448. Two passes with different
-  dropout, and the objective (L_1 + L_2) / 2 + alpha / 2 (KL(p_1||p_2) + KL(p_2||p_1)) / 2 for each
-  token: half of the paper's, so that the likelihood keeps the scale that it has without R-Drop. The
-  ratio of the two terms is the paper's.
-- SimCut: Gao et al., NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. A pass p and a pass
-  p_cut with positions of the embedded input set to zero: L + alpha KL(p||p_cut), with gradients on
-  both sides, as in the authors' code.
+The formulas are in ``functional/consistency_loss.py``. The two passes of R-Drop have different
+dropout; its objective is half of the paper's, so that the likelihood keeps the scale that it has
+without R-Drop. The second pass of SimCut has positions of the embedded input set to zero, and both
+sides have gradients, as in the authors' code.
 
 Both passes are one forward pass over a batch in which each sentence stands twice, one after the
 other. Data-parallel wrappers then see one pass, and batches that are sorted by length stay so.

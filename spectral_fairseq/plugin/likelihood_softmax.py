@@ -39,10 +39,6 @@ from spectral_fairseq.plugin.likelihood import (
 )
 from spectral_fairseq.plugin.objective import Parts, Term
 
-# The likelihood under the worst target vectors nearby: Wang, Gong, Liu, ICML 2019.
-#
-# "Improving Neural Language Modeling via Adversarial Training", https://arxiv.org/abs/1906.03805
-
 
 class Adversarial(LikelihoodTerm):
     """Trains on lowered target logits; the logs keep the likelihood of the plain ones.
@@ -193,11 +189,8 @@ class AdversarialBlocks(Adversarial):
         return Likelihood(loss, plain_loss, nll, (*scores, *net_output[len(scores) :]))
 
 
-# The likelihood and lambda (log Z)^2, which keeps the normaliser Z of the softmax near 1.
-#
-# Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5; the formula is in
-# ``functional/softmax_loss.py``. The logs keep the likelihood, and have the mean of (log Z)^2 under
-# a key of its own, in training only.
+# The z-loss. The logs keep the likelihood, and have the mean of (log Z)^2 under a key of its own in
+# training.
 
 NAME = "z_loss"
 

@@ -1,7 +1,6 @@
 """Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds.
 
-Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018, section 3,
-https://arxiv.org/abs/1708.02182.
+The optimiser and the criterion for that point are in :mod:`spectral_fairseq.lm.averaged_sgd`.
 """
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.

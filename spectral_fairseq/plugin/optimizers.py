@@ -73,11 +73,7 @@ class _WithAdam(FairseqOptimizer):
 
 @register_optimizer("coupled_adam", dataclass=CoupledAdamConfig)
 class FairseqCoupledAdam(_WithAdam):
-    """Adam whose second moments are averaged over the rows of each embedding table.
-
-    Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. :class:`CoupledTables`
-    names the tables before the first step.
-    """
+    """:class:`CoupledAdam`; before the first step :class:`CoupledTables` names the tables."""
 
     def __init__(self, cfg: CoupledAdamConfig, params: Any) -> None:
         super().__init__(cfg)
@@ -191,11 +187,7 @@ class MuonConfig(CoupledAdamConfig):
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(_WithAdam):
-    """Muon for the matrices that are no tables, on ``torch.optim.Muon``; Adam for the rest.
-
-    Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/. :class:`MuonMatrices` names the
-    matrices before the first step.
-    """
+    """:class:`Muon`; before the first step :class:`MuonMatrices` names the matrices."""
 
     def __init__(self, cfg: MuonConfig, params: Any) -> None:
         super().__init__(cfg)
