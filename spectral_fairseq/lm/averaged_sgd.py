@@ -62,6 +62,43 @@ def saved_groups(
     return list(groups or ())
 
 
+class WideStateOptimizer(torch.optim.Optimizer):
+    """Base class of optimisers whose state is float32 or wider where parameters have 16 bits.
+
+    Class attributes:
+        saved_entry: what each group of parameters has in a saved state.
+        saved_kind: of the optimisers whose states have it.
+    """
+
+    # fairseq's half-precision wrappers read these attributes. The last one stops fairseq from
+    # restoring the saved state on the CPU after load_state_dict, which has already moved it to the
+    # device and to its own dtype.
+    supports_memory_efficient_fp16 = True
+    disable_mem_eff_fp16_loading_hack = True
+    saved_entry: str
+    saved_kind: str
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Resume from a saved state; the parameters must be loaded before.
+
+        torch converts every tensor of the state to the dtype of its parameter; averages and moments
+        get their own precision back.
+
+        Raises:
+            CheckpointError: it is not the state of an optimiser, or of another one.
+        """
+        groups = saved_groups(state_dict, self.saved_entry, self.saved_kind)
+        super().load_state_dict(state_dict)
+        saved = (key for group in groups for key in group["params"])
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        for key, parameter in zip(saved, parameters):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
+                    self.state[parameter][name] = value.to(
+                        device=parameter.device, dtype=_at_least_float32(parameter.dtype), copy=True
+                    )
+
+
 AVERAGE = "average"  # a, the average of the iterates since averaging started
 ITERATE = "iterate"  # w, stored here while the parameter holds the average
 
@@ -70,7 +107,7 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class AveragedSGD(torch.optim.Optimizer):
+class AveragedSGD(WideStateOptimizer):
     """SGD without momentum that can also keep the running average of its iterates.
 
     A parameter without a gradient in a step keeps its value, which enters the average like every
@@ -91,12 +128,8 @@ class AveragedSGD(torch.optim.Optimizer):
         ConfigurationError: a negative learning rate or weight decay.
     """
 
-    # fairseq's half-precision wrappers read these attributes. The last one stops fairseq from
-    # restoring the saved state on the CPU after load_state_dict, which has already moved it to the
-    # device and to its own dtype.
     supports_flat_params = True
-    supports_memory_efficient_fp16 = True
-    disable_mem_eff_fp16_loading_hack = True
+    saved_entry, saved_kind = "averaged", "SGD with averaged iterates"
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
         check_range("`lr`", lr, at_least=0)
@@ -193,35 +226,6 @@ class AveragedSGD(torch.optim.Optimizer):
                 parameter.copy_(self.state[parameter].pop(ITERATE))
                 changed = True
         return changed
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Resume from a saved state; the parameters must be loaded before.
-
-        Raises:
-            CheckpointError: the state belongs to another optimiser.
-        """
-        saved_groups(state_dict, "averaged", "SGD with averaged iterates")
-        super().load_state_dict(state_dict)
-        restore_precision(self, state_dict)
-
-
-def restore_precision(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """Give averages and moments their own precision back after ``load_state_dict``.
-
-    torch has converted every tensor of the state to the dtype of its parameter.
-
-    Args:
-        optimizer: whose state is wider than 16 bits.
-        state_dict: what it has loaded.
-    """
-    saved = (key for group in saved_groups(state_dict) for key in group["params"])
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for key, parameter in zip(saved, parameters):
-        for name, value in state_dict["state"].get(key, {}).items():
-            if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
-                optimizer.state[parameter][name] = value.to(
-                    device=parameter.device, dtype=_at_least_float32(parameter.dtype), copy=True
-                )
 
 
 def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:

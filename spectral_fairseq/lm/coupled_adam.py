@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError
-from spectral_fairseq.lm.averaged_sgd import restore_precision, saved_groups
+from spectral_fairseq.lm.averaged_sgd import WideStateOptimizer
 
 
-class CoupledAdam(torch.optim.Optimizer):
+class CoupledAdam(WideStateOptimizer):
     """Adam that couples the second moments of the rows of some matrices.
 
     Parameters of 16 bits are updated in float32 and rounded; moments are float32, or the
@@ -47,12 +47,8 @@ class CoupledAdam(torch.optim.Optimizer):
         ConfigurationError: a table that is no matrix, or is not among the parameters.
     """
 
-    # fairseq's half-precision wrappers read these attributes. Flattened parameters have no rows.
-    # The last one stops fairseq from restoring the saved state on the CPU after load_state_dict,
-    # which has already moved it to the device and to its own dtype.
-    supports_flat_params = False
-    supports_memory_efficient_fp16 = True
-    disable_mem_eff_fp16_loading_hack = True
+    supports_flat_params = False  # which have no rows
+    saved_entry, saved_kind = "betas", "an Adam with or without coupled moments"
 
     def __init__(
         self,
@@ -152,16 +148,6 @@ class CoupledAdam(torch.optim.Optimizer):
         weight.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-step_size)
         if weight is not parameter:
             parameter.copy_(weight)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Resume from a saved state; the moments keep float32.
-
-        Raises:
-            CheckpointError: it is not the state of an optimiser, or not that of an Adam.
-        """
-        saved_groups(state_dict, "betas", "an Adam with or without coupled moments")
-        super().load_state_dict(state_dict)
-        restore_precision(self, state_dict)
 
 
 def _other_moments(expected: torch.Size, found: torch.Size) -> CheckpointError:
