@@ -41,8 +41,6 @@ from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
 
-OutputLayer = Callable[[Tensor], Tensor]
-
 LOSS_FORM = Option(
     "loss_form",
     "auto",
@@ -113,14 +111,14 @@ class LikelihoodTerm:
         raise NotImplementedError
 
     @contextmanager
-    def output_layer_replaced(self, wrap: Callable[[OutputLayer], OutputLayer]) -> Iterator[None]:
-        """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
+    def output_layer_replaced(self, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let ``stand_in`` take the place of the decoder's ``output_layer`` inside the block.
 
         It is called within the model's own forward pass, so that data-parallel wrappers see every
         parameter used. :func:`~.find.check_output_layer` says whether a decoder calls it.
         """
         decoder: Any = self.decoder
-        decoder.output_layer = wrap(decoder.output_layer)
+        decoder.output_layer = stand_in
         try:
             yield
         finally:
@@ -217,14 +215,9 @@ class Blockwise(FullScores):
             return super().__call__(model, sample, reduce)
         skip = self.criterion.ignore_prefix_size
 
-        def loss_instead(_: OutputLayer) -> OutputLayer:
-            def run(features: Tensor) -> Tensor:
-                losses = self.block_losses(
-                    features[:, skip:], targets[:, skip:], z_loss=self.z_loss
-                )
-                return torch.stack(losses)
-
-            return run
+        def loss_instead(features: Tensor) -> Tensor:
+            part, skipped = features[:, skip:], targets[:, skip:]
+            return torch.stack(self.block_losses(part, skipped, z_loss=self.z_loss))
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])

@@ -23,18 +23,12 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.find import (
-    calls_output_layer,
-    decoder_of,
-    look_ups,
-    softmax_operands,
-)
+from spectral_fairseq.plugin.find import calls_output_layer, decoder_of, look_ups, softmax_operands
 from spectral_fairseq.plugin.likelihood import (
     RDROP_WEIGHT,
     SIMCUT_WEIGHT,
     Likelihood,
     LikelihoodTerm,
-    OutputLayer,
 )
 from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 
@@ -137,18 +131,15 @@ class Consistency(LikelihoodTerm):
         skip = self.criterion.ignore_prefix_size
         targets = sample["target"][:, skip:].flatten()
 
-        def loss_instead(_: OutputLayer) -> OutputLayer:
-            def run(features: Tensor) -> Tensor:
-                rows, dim = sample["target"].size(0), features.size(-1)
-                pairs = features[:, skip:].reshape(rows, 2, -1, dim).transpose(1, 2)  # [b, t, 2, d]
-                contexts, matrix, bias = softmax_operands(
-                    self.decoder, pairs.flatten(0, 1), self.words.rows
-                )
-                return torch.stack(
-                    consistency_cross_entropy(contexts, targets, matrix, bias, **self._options)
-                )
-
-            return run
+        def loss_instead(features: Tensor) -> Tensor:
+            rows, dim = sample["target"].size(0), features.size(-1)
+            pairs = features[:, skip:].reshape(rows, 2, -1, dim).transpose(1, 2)  # [b, t, 2, d]
+            contexts, matrix, bias = softmax_operands(
+                self.decoder, pairs.flatten(0, 1), self.words.rows
+            )
+            return torch.stack(
+                consistency_cross_entropy(contexts, targets, matrix, bias, **self._options)
+            )
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**twice(sample["net_input"]))

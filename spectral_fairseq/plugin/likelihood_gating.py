@@ -16,12 +16,8 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.functional.table_control import has_workers
-from spectral_fairseq.plugin.find import (
-    check_output_layer,
-    check_trained,
-    softmax_operands,
-)
-from spectral_fairseq.plugin.likelihood import GRADIENT_GATING, FullScores, Likelihood, OutputLayer
+from spectral_fairseq.plugin.find import check_output_layer, check_trained, softmax_operands
+from spectral_fairseq.plugin.likelihood import GRADIENT_GATING, FullScores, Likelihood
 from spectral_fairseq.plugin.objective import Parts
 
 # Counts of target words over the last updates, equal on all workers.
@@ -149,26 +145,21 @@ class GradientGating(FullScores):
         memory.add(counted, self.criterion.num_updates)
         gates = self._gates(memory, target.device)
 
-        def gate(_: OutputLayer) -> OutputLayer:
-            def gated(features: Tensor) -> Tensor:
-                identity = torch.eye(
-                    features.size(-1), dtype=features.dtype, device=features.device
-                )
-                # W = M B' of a factored table; others return the features that they were given.
-                basis, matrix, bias = softmax_operands(self.decoder, identity, self.words.rows)
-                scores = gated_scores(
-                    features.flatten(0, -2),
-                    matrix,
-                    target.flatten(),
-                    gates,
-                    None if basis is identity else basis,
-                )
-                scores = scores if bias is None else scores + bias
-                return scores.view(*features.shape[:-1], -1)
+        def gated(features: Tensor) -> Tensor:
+            identity = torch.eye(features.size(-1), dtype=features.dtype, device=features.device)
+            # W = M B' of a factored table; others return the features that they were given.
+            basis, matrix, bias = softmax_operands(self.decoder, identity, self.words.rows)
+            scores = gated_scores(
+                features.flatten(0, -2),
+                matrix,
+                target.flatten(),
+                gates,
+                None if basis is identity else basis,
+            )
+            scores = scores if bias is None else scores + bias
+            return scores.view(*features.shape[:-1], -1)
 
-            return gated
-
-        with self.output_layer_replaced(gate):
+        with self.output_layer_replaced(gated):
             return super().__call__(model, sample, reduce)
 
     def _gates(self, memory: WordMemory, device: torch.device) -> Gates:

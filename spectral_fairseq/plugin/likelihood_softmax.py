@@ -23,11 +23,7 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head, SoftmaxHead
-from spectral_fairseq.plugin.find import (
-    check_output_layer,
-    output_matrix,
-    table_module,
-)
+from spectral_fairseq.plugin.find import check_output_layer, output_matrix, table_module
 from spectral_fairseq.plugin.likelihood import (
     ADVERSARIAL_EPSILON,
     Blockwise,
@@ -35,7 +31,6 @@ from spectral_fairseq.plugin.likelihood import (
     Likelihood,
     LikelihoodTerm,
     LossForm,
-    OutputLayer,
 )
 from spectral_fairseq.plugin.objective import Parts, Term
 
@@ -76,22 +71,16 @@ class Adversarial(LikelihoodTerm):
         criterion = self.criterion
         target = sample["target"]
         margins: List[Tensor] = []
+        output_layer: Any = self.decoder.output_layer
 
-        def perturb(output_layer: OutputLayer) -> OutputLayer:
-            def perturbed(features: Tensor) -> Tensor:
-                margin = adversarial_margin(
-                    features,
-                    row_norms(self._vectors(target)),
-                    target,
-                    self.epsilon,
-                    criterion.padding_idx,
-                )
-                margins.append(margin.detach())
-                return adversarial_logits(output_layer(features), target, margin, inplace=True)
+        def perturbed(features: Tensor) -> Tensor:
+            norms = row_norms(self._vectors(target))
+            padding = criterion.padding_idx
+            margin = adversarial_margin(features, norms, target, self.epsilon, padding)
+            margins.append(margin.detach())
+            return adversarial_logits(output_layer(features), target, margin, inplace=True)
 
-            return perturbed
-
-        with self.output_layer_replaced(perturb):
+        with self.output_layer_replaced(perturbed):
             net_output = model(**sample["net_input"])
         (margin,) = margins
         lprobs, targets = criterion.get_lprobs_and_target(model, net_output, sample)
@@ -169,19 +158,16 @@ class AdversarialBlocks(Adversarial):
         targets = sample["target"][:, skip:]
         losses: List[Losses] = []
         scores: List[Tensor] = []
+        output_layer: Any = self.decoder.output_layer
 
-        def loss_instead(output_layer: OutputLayer) -> OutputLayer:
-            def run(features: Tensor) -> Tensor:
-                lowered = self.block_losses(features[:, skip:], targets, epsilon=self.epsilon)
-                losses.append(lowered)
-                if self.criterion.report_accuracy:
-                    # A report must not shift the masks of what is trained after it.
-                    devices = [features.device] if features.is_cuda else []
-                    with torch.no_grad(), torch.random.fork_rng(devices):
-                        scores.append(output_layer(features))
-                return losses[0].loss  # data-parallel wrappers look for its graph in the output
-
-            return run
+        def loss_instead(features: Tensor) -> Tensor:
+            losses.append(self.block_losses(features[:, skip:], targets, epsilon=self.epsilon))
+            if self.criterion.report_accuracy:
+                # A report must not shift the masks of what is trained after it.
+                devices = [features.device] if features.is_cuda else []
+                with torch.no_grad(), torch.random.fork_rng(devices):
+                    scores.append(output_layer(features))
+            return losses[0].loss  # data-parallel wrappers look for its graph in the output
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
