@@ -21,7 +21,7 @@ from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.plugin.awd_lstm import AWDLSTMLanguageModel
-from spectral_fairseq.plugin.criterion import Objective, PenalisedCrossEntropy
+from spectral_fairseq.plugin.criterion import Objective, PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.find import head_of
 from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import LOSS_FORM
@@ -60,17 +60,10 @@ def check_quantisation(trainer: Any) -> None:
     if quantizer is not None:
         _check_optimizer(trainer, quantizer)
         _check_layers(trainer, quantizer.layers_to_quantize)
-    for objective in _objectives(trainer):
+    for objective in objectives_in(trainer):
         flag = _flag_of_own_scores(objective)
         if flag:
             refusals.QUANTISED_SCORES.check(trainer.cfg, flag)
-
-
-def _objectives(trainer: Any) -> List[Objective]:
-    criterion = trainer.get_criterion()
-    if not isinstance(criterion, PenalisedCrossEntropy):
-        return []
-    return criterion.objectives_of(trainer.get_model())
 
 
 def _optimizer_of(trainer: Any) -> str:
@@ -111,7 +104,7 @@ def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
     model = trainer.get_model()
     if _optimizer_of(trainer) == "coupled_adam":
         yield "--optimizer coupled_adam", _ids(table_parameters(model))
-    objectives = _objectives(trainer)
+    objectives = objectives_in(trainer)
     if objectives:
         of_table = table_options(trainer.cfg, model, trainer.task).parameters
         yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(of_table)

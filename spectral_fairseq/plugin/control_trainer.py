@@ -23,7 +23,7 @@ from spectral_fairseq.functional.table_control import (
     singular_system,
 )
 from spectral_fairseq.plugin.control import SVD_INTERVAL, Controlled
-from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import Inputs, TablePrior
 
@@ -327,15 +327,9 @@ class ControlledTables(Listener):
                 prior.start_norm = saved.get(name, prior.start_norm)
 
     def _priors(self) -> Dict[str, TablePrior]:
-        criterion, model = self.trainer.get_criterion(), self.trainer.get_model()
-        if not isinstance(criterion, PenalisedCrossEntropy):
-            return {}
         of_decoder = {
             objective.parts.decoder: objective.parts.prior
-            for objective in criterion.objectives_of(model)
+            for objective in objectives_in(self.trainer)
         }
-        return {
-            name: of_decoder[module]
-            for name, module in model.named_modules()
-            if module in of_decoder
-        }
+        modules = self.trainer.get_model().named_modules()
+        return {name: of_decoder[module] for name, module in modules if module in of_decoder}

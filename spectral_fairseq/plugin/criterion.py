@@ -318,6 +318,14 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             reduce_spectrum(logging_outputs)
 
 
+def objectives_in(trainer: Any) -> List[Objective]:
+    """What is done with each model of a trainer; nothing under another criterion."""
+    criterion = trainer.get_criterion()
+    if not isinstance(criterion, PenalisedCrossEntropy):
+        return []
+    return criterion.objectives_of(trainer.get_model())
+
+
 class Updates(Listener):
     """Tells the criterion the number of updates, which fairseq tells to none."""
 
