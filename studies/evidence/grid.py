@@ -528,7 +528,7 @@ TRANSLATION_MUON_LONG = replace(
 )
 
 # Is bfloat16 on a CPU level with float32? At the settings that TRANSLATION_DECAY_SMALL has chosen,
-# whose trainings in float32 stand beside these.
+# with trainings in float32 on the same processor: on another one rounding alone gives other ones.
 TRANSLATION_BFLOAT16_SMALL = replace(
     TRANSLATION_START_SMALL,
     model="translation, d = 64, bfloat16",
@@ -540,9 +540,8 @@ TRANSLATION_BFLOAT16_SMALL = replace(
             _INIT, label=f"{_INIT.label}, bfloat16", flags=f"{_INIT.flags} --bf16"
         ),
     },
-    seeds=_SEEDS[:3],
+    plain_of="",
     tuned=False,
-    shared=("plain", "weight_norm_init"),
     contrasts=(("init_bf16", "weight_norm_init"),),
 )
 
