@@ -217,10 +217,8 @@ class SoftmaxHead(Head):
         self, table: Table, *, bias: bool = False, softcap: Optional[float] = None
     ) -> None:
         super().__init__(table, softcap)
-        if bias:
-            self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
-        else:
-            self.register_parameter("bias", None)
+        start = nn.Parameter(torch.zeros(table.num_embeddings)) if bias else None
+        self.register_parameter("bias", start)
 
     @classmethod
     def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "SoftmaxHead":

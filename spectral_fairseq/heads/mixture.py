@@ -124,10 +124,8 @@ class MixtureHead(Head):
         self.context_scale = float(context_scale)
         self.prior = nn.Linear(input_dim, components, bias=False)
         self.latent = nn.Linear(input_dim, components * self.context_dim)
-        if bias:
-            self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
-        else:
-            self.register_parameter("bias", None)
+        start = nn.Parameter(torch.zeros(table.num_embeddings)) if bias else None
+        self.register_parameter("bias", start)
 
     @classmethod
     def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "MixtureHead":

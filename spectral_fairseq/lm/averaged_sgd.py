@@ -78,6 +78,13 @@ class WideStateOptimizer(torch.optim.Optimizer):
     saved_entry: str
     saved_kind: str
 
+    @staticmethod
+    def _evaluated(closure: Optional[Callable[[], Any]]) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Resume from a saved state; the parameters must be loaded before.
 
@@ -176,10 +183,7 @@ class AveragedSGD(WideStateOptimizer):
                 "their averages",
                 "Call use_iterates() before the forward pass.",
             )
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = self._evaluated(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

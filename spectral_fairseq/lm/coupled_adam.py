@@ -109,10 +109,7 @@ class CoupledAdam(WideStateOptimizer):
         Raises:
             CheckpointError: moments were loaded that were coupled and now are not, or the reverse.
         """
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = self._evaluated(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

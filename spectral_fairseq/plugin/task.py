@@ -144,11 +144,6 @@ def checked_batch_size(
     return batch_size
 
 
-def streams_to_evaluate(batch_size: int, tokens: int, workers: int) -> int:
-    """The number of streams of a micro-batch with at least one token in each, or one stream."""
-    return batch_size if tokens >= batch_size * workers else max(1, tokens // workers)
-
-
 def training_lengths(total: int, options: Any, seed: int, epoch: int) -> List[int]:
     """The segments of an epoch of streams of ``total`` tokens, by seed and epoch alone."""
     if options.variable_bptt:
@@ -257,7 +252,8 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         batch_size = checked_batch_size(max_sentences, length, max_tokens, max_positions, training)
         if not training:
             asked, tokens = batch_size, len(dataset)
-            batch_size = streams_to_evaluate(asked, tokens, workers)
+            # At least one token in each, or one stream.
+            batch_size = asked if tokens >= asked * workers else max(1, tokens // workers)
             if batch_size < asked:
                 self._say_once(
                     f"evaluating {tokens} tokens in {batch_size} streams instead of {asked}"
