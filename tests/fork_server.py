@@ -14,6 +14,8 @@ with the process that started it.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
 import importlib
 import importlib.util
@@ -176,6 +178,52 @@ def _keep_what_is_parsed() -> None:
     OverridesParser.parse_rule = parse_rule
 
 
+def _copy_settings_once() -> None:
+    """Let Hydra copy those settings of its store that it reads, and look for its caller only once.
+
+    It copies the whole store before, and reads the sources of all callers: a quarter of a command.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.__deepcopy__ = lambda store, memo: store
+    find = "detect_calling_file_or_module_from_stack_frame"
+    for module in map(sys.modules.get, ("hydra.initialize", "hydra.experimental.initialize")):
+        if hasattr(module, find):
+            setattr(module, find, functools.lru_cache(maxsize=None)(getattr(module, find)))
+
+
+def _compose_settings_once() -> None:
+    """Let Hydra compose the settings of all groups once: a command puts in those that it chooses.
+
+    It reads a dozen files of settings and merges them, which takes a third of a short command.
+    """
+    from fairseq.dataclass import utils
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.object_type import ObjectType
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    compose, stored, composed = utils.compose, ConfigStore.instance(), {}
+
+    def compose_at_once(name: str, overrides: List[str], **options: Any) -> Any:
+        if name not in composed:
+            composed[name] = compose(name, [], **options)
+        settings, values = copy.deepcopy(composed[name]), []
+        for override in OverridesParser.create().parse_overrides(overrides):
+            group = override.key_or_group
+            choice = f"{group}/{override.value()}.yaml"
+            if "." in group:
+                values.append(override)
+            elif stored.get_type(choice) == ObjectType.CONFIG:
+                settings[group] = stored.load(choice).node
+            else:
+                return compose(name, overrides, **options)
+        ConfigLoaderImpl._apply_overrides_to_config(values, settings)
+        return settings
+
+    utils.compose = compose_at_once
+
+
 def _parse_options_once(*more: str) -> None:
     """Let Hydra's parser read the names and defaults of all options.
 
@@ -234,6 +282,8 @@ def serve(address: str) -> None:
     """Be the server."""
     _import_everything()
     _keep_what_is_parsed()
+    _copy_settings_once()
+    _compose_settings_once()
     _parse_options_once("--arch", "transformer")
     _listen(address)
 
