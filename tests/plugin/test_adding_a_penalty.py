@@ -40,7 +40,8 @@ def repository(tmp_path_factory):
     """A copy in which steps 1 to 3 are done."""
     folder = tmp_path_factory.mktemp("repository")
     for name in ("spectral_fairseq", "tests", "docs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # With what is compiled, except what is just being written.
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     steps = FILE.findall(PAGE.read_text("utf-8"))
     assert [kind for _, kind, _ in steps] == ["python", "python", "diff"]
@@ -52,9 +53,13 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(repository):
+def run(repository, fork_server):
+    programs = repository / "bin"
+    fork_server.write_programs(programs)
+
     def run_in_copy(command, **variables):
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        folders = (programs, Path(sys.executable).parent, os.environ["PATH"])
+        path = os.pathsep.join(map(str, folders))
         threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env = {**os.environ, **threads, "PATH": path, "PYTHONPATH": str(repository), **variables}
         return subprocess.run(
