@@ -6,7 +6,7 @@ import inspect
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -387,61 +387,51 @@ class WordCounts(Listener):
 # The names of ``--criterion``: each is the same criterion with other default flags.
 
 
-class Preset(NamedTuple):
-    """A registered criterion.
+PRESETS: List[str] = []
 
-    Args:
-        name: what users give as ``--criterion``.
-        class_name: checkpoints hold it, and fairseq resumes only with the same one.
-        defaults: of the flags that differ from :data:`PenalisedCriterionConfig`.
-        doc: docstring of the class.
+
+def _preset(name: str, **defaults: Any) -> Callable[[Any], Any]:
+    """Register a class as ``--criterion name``, with other defaults of some flags.
+
+    Checkpoints hold the name of the class, and fairseq resumes only with the same one.
     """
 
-    name: str
-    class_name: str
-    defaults: Dict[str, Any]
-    doc: str
+    def register(kind: Any) -> Any:
+        PRESETS.append(name)
+        config = with_defaults(PenalisedCriterionConfig, f"{kind.__name__}Config", **defaults)
+        return register_criterion(name, dataclass=config)(kind)
+
+    return register
 
 
-PRESETS = (
-    Preset(
-        "regularized_cross_entropy",
-        "RegularizedCrossEntropy",
-        {},
-        "Cross entropy with the penalties whose flags are given, and without them none.\n\n"
-        "It is then fairseq's ``label_smoothed_cross_entropy``.",
-    ),
-    Preset(
-        "mle_cosreg",
-        "MLECosReg",
-        {"cosreg_weight": 1.0},
-        "Cross entropy and the mean cosine between different words.\n\n"
-        "Gao et al., ICLR 2019, https://arxiv.org/abs/1907.12009, with the paper's gamma = 1.",
-    ),
-    Preset(
-        "spectrum_control",
-        "SpectrumControl",
-        {name: None for name in control.NAMES},
-        "Cross entropy with the spectrum and orthogonality penalties of an SVD table, or the "
-        "decoupled control of any other.\n\n"
-        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see "
-        "control.py.",
-    ),
-    Preset(
-        "weight_norm",
-        "WeightNorm",
-        {"weight_norm_weight": 1e-3, "weight_norm_target": 2.0},
-        "Cross entropy and the distance of the word vectors' norms from nu.\n\n"
-        "Herold et al., WMT 2018, https://aclanthology.org/W18-6310, with the paper's rho = 1e-3 "
-        "and nu = 2.",
-    ),
-)
+@_preset("regularized_cross_entropy")
+class RegularizedCrossEntropy(PenalisedCrossEntropy):
+    """Cross entropy with the penalties whose flags are given, and without them none.
 
-for _preset in PRESETS:
-    _config = with_defaults(
-        PenalisedCriterionConfig, f"{_preset.class_name}Config", **_preset.defaults
-    )
-    _members = {"__doc__": _preset.doc, "__module__": __name__}
-    register_criterion(_preset.name, dataclass=_config)(
-        type(_preset.class_name, (PenalisedCrossEntropy,), _members)
-    )
+    It is then fairseq's ``label_smoothed_cross_entropy``.
+    """
+
+
+@_preset("mle_cosreg", cosreg_weight=1.0)
+class MLECosReg(PenalisedCrossEntropy):
+    """Cross entropy and the mean cosine between different words.
+
+    Gao et al., ICLR 2019, https://arxiv.org/abs/1907.12009, with the paper's gamma = 1.
+    """
+
+
+@_preset("spectrum_control", **dict.fromkeys(control.NAMES))
+class SpectrumControl(PenalisedCrossEntropy):
+    """Cross entropy with the penalties of an SVD table, or the decoupled control of any other.
+
+    Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see control.py.
+    """
+
+
+@_preset("weight_norm", weight_norm_weight=1e-3, weight_norm_target=2.0)
+class WeightNorm(PenalisedCrossEntropy):
+    """Cross entropy and the distance of the word vectors' norms from nu.
+
+    Herold et al., WMT 2018, https://aclanthology.org/W18-6310, with the paper's rho = 1e-3 and
+    nu = 2.
+    """

@@ -230,7 +230,7 @@ def _architectures() -> List[str]:
 def _criterions() -> List[str]:
     from spectral_fairseq.plugin.criterion import PRESETS
 
-    return [preset.name for preset in PRESETS] * 3 + list(PLAIN_CRITERIONS)
+    return PRESETS * 3 + list(PLAIN_CRITERIONS)
 
 
 def _model(arch: str) -> Any:

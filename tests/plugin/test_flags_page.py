@@ -39,7 +39,7 @@ def test_the_page_has_every_section_and_criterion(page):
     for heading in flag_sections():
         assert f"\n## {heading}\n" in page
     for preset in PRESETS:
-        assert f"\n| `{preset.name}` | " in page
+        assert f"\n| `{preset}` | " in page
 
 
 def test_defaults_and_choices_are_shown(page):

@@ -113,7 +113,7 @@ def test_the_scale_is_that_of_the_sample(task, sentence_avg):
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("name, model", [
-    *((preset.name, "transformer shared") for preset in PRESETS), ("spectrum_control", "svd"),
+    *((preset, "transformer shared") for preset in PRESETS), ("spectrum_control", "svd"),
 ])  # fmt: skip
 def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name, model, label_smoothing):
     model, sample = any_model(task, model).train(), make_sample(task)
