@@ -216,8 +216,8 @@ class Blockwise(FullScores):
         skip = self.criterion.ignore_prefix_size
 
         def loss_instead(features: Tensor) -> Tensor:
-            part, skipped = features[:, skip:], targets[:, skip:]
-            return torch.stack(self.block_losses(part, skipped, z_loss=self.z_loss))
+            losses = self.block_losses(features[:, skip:], targets[:, skip:], z_loss=self.z_loss)
+            return torch.stack(losses)
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
