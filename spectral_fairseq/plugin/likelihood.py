@@ -236,9 +236,9 @@ class Blockwise(FullScores):
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
 SHARE, COPIES, BYTES = 1 / 3, 3, 4
 
-# On a CPU blocks take up to 1.3 times as long with 512 tokens of bfloat16, and less with 2,048: the
+# On a CPU blocks of bfloat16 take less time from about 2 d tokens on, for any vocabulary: the
 # gradient of the table is summed in float32 (benchmarks/bench_loss_form.py).
-HALF, SMALL_IN_HALF = (torch.bfloat16, torch.float16), 1024
+HALF, TOKENS_PER_DIMENSION = (torch.bfloat16, torch.float16), 2
 
 
 class LossForm(NamedTuple):
@@ -286,7 +286,11 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
     device = parameter.device
     if device.type == "cpu":
         why = "on a CPU this takes less time and memory"
-        return LossForm(True, why, SMALL_IN_HALF if parameter.dtype in HALF else 0)
+        if parameter.dtype not in HALF:
+            return LossForm(True, why)
+        with torch.no_grad():
+            dim = output_matrix(model, num_words).size(1)
+        return LossForm(True, why, TOKENS_PER_DIMENSION * dim - 1)
     if device.type == "cuda":
         _, memory = torch.cuda.mem_get_info(device)  # all of it, used or not
         tokens = memory * SHARE // (num_words * COPIES * BYTES)
