@@ -10,6 +10,7 @@ parameter back; then the model saves in its own format.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
@@ -81,7 +82,7 @@ class FactoredLayer(LayerMixin):
         super().__setstate__(state)
         table = self.__dict__["_used_table"][0]
         if isinstance(table, SVDEmbedding):
-            FACTORED.add(table)
+            _watch_decay_of(table)
 
     def recorded(self) -> Dict[str, Any]:
         """The kind of the table and its options."""
@@ -229,7 +230,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
         return table
 
     table = _put_table_on(model, make, "factor_")
-    FACTORED.add(table)
+    _watch_decay_of(table)
     return table
 
 
@@ -445,7 +446,8 @@ def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
 
 
 # A loop that passes model.parameters() to AdamW would decay a table of factor_ three times, and so
-# would the groups of Trainer. torch calls the hook before each step of every optimiser.
+# would the groups of Trainer. From the first such table on, torch calls the hook before each step of
+# every optimiser.
 
 _checked: WeakSet[Any] = WeakSet()
 
@@ -478,8 +480,15 @@ def _before_step(optimizer: Any, *_: Any) -> None:
         _checked.add(optimizer)
 
 
-_register = getattr(
-    importlib.import_module("torch.optim.optimizer"), "register_optimizer_step_pre_hook", None
-)
-if _register is not None:  # from torch 2.0 on
-    _register(_before_step)
+@functools.cache
+def _watch_optimizers() -> None:
+    register: Any = getattr(
+        importlib.import_module("torch.optim.optimizer"), "register_optimizer_step_pre_hook", None
+    )
+    if register is not None:  # from torch 2.0 on
+        register(_before_step)
+
+
+def _watch_decay_of(table: SVDEmbedding) -> None:
+    FACTORED.add(table)
+    _watch_optimizers()

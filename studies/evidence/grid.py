@@ -528,7 +528,7 @@ TRANSLATION_MUON_LONG = replace(
 )
 
 # Is bfloat16 on a CPU level with float32? At the settings that TRANSLATION_DECAY_SMALL has chosen,
-# with trainings in float32 on the same processor: on another one rounding alone gives other ones.
+# with trainings in float32 on the same processor: on another, rounding alone makes other trainings.
 TRANSLATION_BFLOAT16_SMALL = replace(
     TRANSLATION_START_SMALL,
     model="translation, d = 64, bfloat16",
