@@ -446,8 +446,8 @@ def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
 
 
 # A loop that passes model.parameters() to AdamW would decay a table of factor_ three times, and so
-# would the groups of Trainer. From the first such table on, torch calls the hook before each step of
-# every optimiser.
+# would the groups of Trainer. From the first such table on, torch calls the hook before each step
+# of every optimiser.
 
 _checked: WeakSet[Any] = WeakSet()
 
