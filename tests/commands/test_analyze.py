@@ -1,5 +1,6 @@
 """``spectral-fairseq analyze`` as users type it: outputs, and clear errors that leave nothing."""
 
+import functools
 import io
 import json
 import os
@@ -19,46 +20,45 @@ def checkpoint(tmp_path):
     return save(tmp_path / "checkpoint_best.pt", entries(with_padding(cone())))
 
 
-def analyze(capsys, *argv, rc=0):
-    assert main(["analyze", *map(str, argv)]) == rc
-    captured = capsys.readouterr()
-    return captured.err if rc else captured.out
+@pytest.fixture
+def analyze(command):
+    return functools.partial(command, "analyze")
 
 
 @pytest.mark.slow
-def test_text_and_json(checkpoint, tmp_path, capsys):
+def test_text_and_json(checkpoint, tmp_path, analyze):
     shared = (checkpoint, "--dict", tmp_path, "--words", "w3", "--isotropy-words", 30)
-    short, text = analyze(capsys, *shared), analyze(capsys, *shared, "--all")
+    short, text = analyze(*shared), analyze(*shared, "--all")
     assert len(short.splitlines()) <= 25 and "Neighbours of w3" in short and "--all" in short
     assert short.index("The word vectors") < short.index("mean cosine  ")
-    assert len(analyze(capsys, checkpoint, "--dict", tmp_path).splitlines()) <= 25
+    assert len(analyze(checkpoint, "--dict", tmp_path).splitlines()) <= 25
     assert "I1, centred" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
-    found = json.loads(analyze(capsys, *shared, "--format", "json", "--labels", "a"))
+    found = json.loads(analyze(*shared, "--format", "json", "--labels", "a"))
     assert found["command"] == "analyze"
     assert found["checkpoints"][0]["label"] == "a"
     assert f"{found['checkpoints'][0]['measures']['i1']:.4g}" in text
 
 
 @pytest.mark.slow
-def test_report_folder(checkpoint, tmp_path, capsys):
+def test_report_folder(checkpoint, tmp_path, analyze):
     pytest.importorskip("matplotlib")
     out = tmp_path / "report"
-    analyze(capsys, checkpoint, "--out", out)
+    analyze(checkpoint, "--out", out)
     written = {path.name for path in out.iterdir()}
     assert {"report.html", "analysis.json", "singular_values.png", "projection.svg"} <= written
     assert json.loads((out / "analysis.json").read_text("utf-8"))["command"] == "analyze"
-    assert "--overwrite" in analyze(capsys, checkpoint, "--out", out, rc=2)
-    analyze(capsys, checkpoint, "--out", out, "--overwrite")
+    assert "--overwrite" in analyze(checkpoint, "--out", out, rc=2)
+    analyze(checkpoint, "--out", out, "--overwrite")
 
 
-def test_the_report_replaces_none_of_its_inputs(checkpoint, tmp_path, monkeypatch, capsys):
+def test_the_report_replaces_none_of_its_inputs(checkpoint, tmp_path, monkeypatch, analyze):
     pytest.importorskip("matplotlib")
     counts = tmp_path / "measures.txt"
     counts.write_text("w0 5\n")
     monkeypatch.chdir(tmp_path)
     for out in (".", str(tmp_path)):
         flags = ("--counts", "measures.txt", "--out", out, "--overwrite")
-        assert "does not replace; found measures.txt" in analyze(capsys, checkpoint, *flags, rc=2)
+        assert "does not replace; found measures.txt" in analyze(checkpoint, *flags, rc=2)
     assert counts.read_text() == "w0 5\n"
 
 
@@ -73,7 +73,7 @@ def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
     assert list(one["neighbours"]) == ["\u00e9\u65e53"]
 
 
-def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
+def test_what_was_measured_is_said_first(checkpoint, tmp_path, analyze):
     other = save(
         tmp_path / "separate.pt",
         {
@@ -84,31 +84,31 @@ def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
         updates=31_200,
         model={"_name": "transformer"},
     )
-    text = " ".join(analyze(capsys, checkpoint, other).split())
+    text = " ".join(analyze(checkpoint, other).split())
     warning, rest = text.split("checkpoint_best: a model of unknown architecture")
     assert warning.startswith("Warning: No dictionary was used for checkpoint_best, separate:")
     assert "separate: transformer, 31,200 updates Measured: decoder.output_projection" in rest
     assert "Not measured: encoder.embed_tokens, decoder.embed_tokens" in rest
     assert rest.index("The word vectors") < rest.index("mean cosine 0.")
-    with_words = analyze(capsys, checkpoint, "--dict", tmp_path)
+    with_words = analyze(checkpoint, "--dict", tmp_path)
     assert "Warning" not in with_words and with_words.startswith("checkpoint_best")
 
 
-def test_a_table_of_another_framework(tmp_path, capsys):
+def test_a_table_of_another_framework(tmp_path, analyze):
     np.savez(tmp_path / "model.npz", Wemb=cone(60, 6).numpy(), W=cone(50, 5).numpy())
     (tmp_path / "counts.txt").write_text("".join(f"{1000 // (n + 1)}\n" for n in range(60)))
     (tmp_path / "vocab.txt").write_text("".join(f"w{n}\n" for n in range(60)))
     flags = ("--counts", tmp_path / "counts.txt", "--dict", tmp_path / "vocab.txt", "--words", "w3")
-    text = analyze(capsys, tmp_path / "model.npz", *flags, "--all")
+    text = analyze(tmp_path / "model.npz", *flags, "--all")
     assert "Warning" not in text and "Measured: Wemb, the table of the input" in text
     assert "norm and log count" in text and "Neighbours of w3 in model: w" in text
-    chosen = analyze(capsys, tmp_path / "model.npz", "--tensor", "W", "--format", "json")
+    chosen = analyze(tmp_path / "model.npz", "--tensor", "W", "--format", "json")
     (one,) = json.loads(chosen)["checkpoints"]
     assert (one["table"]["name"], one["table"]["rows"]) == ("W", 50)
-    error = analyze(capsys, tmp_path / "model.npz", "--tensor", "V", rc=2)
+    error = analyze(tmp_path / "model.npz", "--tensor", "V", rc=2)
     assert "Wemb, plain, 60 x 6" in error and "W (50 x 5)" in error
     (tmp_path / "page").write_text("<html>404</html>")
-    error = analyze(capsys, tmp_path / "page", rc=2)
+    error = analyze(tmp_path / "page", rc=2)
     assert "starts with b'<html>404" in error and "weights_only" not in error
 
 
@@ -131,27 +131,27 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_bad_checkpoints(what, tmp_path, capsys, monkeypatch):
+def test_bad_checkpoints(what, tmp_path, analyze, monkeypatch):
     """One error for a file that cannot be read, opened, or measured; it leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
     make, message = BROKEN[what]
     make(tmp_path / "checkpoint.pt")
     before = sorted(tmp_path.iterdir())
-    error = analyze(capsys, tmp_path / "checkpoint.pt", "--out", tmp_path / "report", rc=2)
+    error = analyze(tmp_path / "checkpoint.pt", "--out", tmp_path / "report", rc=2)
     assert message in error and "expected" in error
     assert sorted(tmp_path.iterdir()) == before  # no report, and nothing was executed
 
 
-def test_predictions_of_an_array_are_refused_before_it_is_measured(tmp_path, capsys):
+def test_predictions_of_an_array_are_refused_before_it_is_measured(tmp_path, analyze):
     np.save(tmp_path / "t.npy", np.random.default_rng(0).normal(size=(50, 4)).astype("float32"))
-    error = analyze(capsys, tmp_path / "t.npy", "--data", tmp_path, rc=2)
+    error = analyze(tmp_path / "t.npy", "--data", tmp_path, rc=2)
     assert "a checkpoint of fairseq for --data" in error and "Leave out --data" in error
-    assert "a table 'nope'" in analyze(capsys, tmp_path / "t.npy", "--table", "nope", rc=2)
+    assert "a table 'nope'" in analyze(tmp_path / "t.npy", "--table", "nope", rc=2)
 
 
 @pytest.mark.parametrize("folder", [".", ""])
-def test_the_working_folder_is_no_checkpoint(folder, capsys):
-    assert "found a folder" in analyze(capsys, folder, rc=2)
+def test_the_working_folder_is_no_checkpoint(folder, analyze):
+    assert "found a folder" in analyze(folder, rc=2)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--overwrite",), "--out together with --overwrite"),
     ],
 )
-def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):
+def test_bad_options(flags, message, checkpoint, tmp_path, analyze, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
     save_dictionary(tmp_path / "short", 5)
-    assert message in analyze(capsys, checkpoint, *flags, rc=2)
+    assert message in analyze(checkpoint, *flags, rc=2)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):
         ),
     ],
 )
-def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_path, capsys):
+def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_path, analyze):
     path = train(arch, criterion, *flags) / "checkpoint_last.pt"
     is_lm = "_lm" in arch
     data = request.getfixturevalue("tiny_lm_data" if is_lm else "tiny_translation_data")
-    printed = analyze(capsys, path, "--data", data, "--tokens", 70, "--format", "json")
+    printed = analyze(path, "--data", data, "--tokens", 70, "--format", "json")
     found = json.loads(printed.splitlines()[-1])
     (one,) = found["checkpoints"]
     assert one["table"]["kind"] == kind and one["table"]["dimensions"] == 16
@@ -216,10 +216,10 @@ def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_p
     assert (one["prior"] is not None) is (kind == "svd")
 
 
-def test_nbest_lists(checkpoint, tmp_path, capsys):
+def test_nbest_lists(checkpoint, tmp_path, analyze):
     file = tmp_path / "gen.txt"
     file.write_text("T-0\ta b c d\nH-0\t-1\ta b c d\nH-0\t-2\tx y\n")
-    printed = analyze(capsys, checkpoint, "--nbest", file, "--format", "json")
+    printed = analyze(checkpoint, "--nbest", file, "--format", "json")
     (one,) = json.loads(printed)["checkpoints"]
     assert one["measures"]["bleu_4_precision"] == pytest.approx(0.5)
     assert one["nbest"]["sentences"] == 1

@@ -6,12 +6,11 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.table_entries import dense_form, entries_by_module, kind_of
 from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings import TABLES as KINDS
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.options import check_ranges
 from tests.checkpoints.made import NAME, entries
-from tests.conftest import PACKAGE
+from tests.conftest import PACKAGE, train_command
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
 MORE = (*SHARED, "--max-epoch", "3", "--max-update", "30")
@@ -29,12 +28,23 @@ def folder(train):
     return train("transformer_sc", "spectrum_control", *MORE)
 
 
-def test_tables_are_averaged_not_factors(folder, tmp_path):
+@pytest.fixture
+def average(command, tmp_path):
+    """Average into average.pt: the checkpoint, or on a failure the error."""
+
+    def run(*arguments, rc=0):
+        out = tmp_path / "average.pt"
+        said = command("average", *arguments, "--output", out, rc=rc)
+        assert out.exists() == (rc == 0)
+        return said if rc else load_checkpoint(out)
+
+    return run
+
+
+def test_tables_are_averaged_not_factors(folder, average):
     paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2, 3)]
-    out = tmp_path / "average.pt"
-    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+    found = average(*paths)["model"]
     models = [load_checkpoint(path)["model"] for path in paths]
-    found = load_checkpoint(out)["model"]
     mean = sum(table(model) for model in models) / 3
     torch.testing.assert_close(table(found), mean, rtol=1e-5, atol=1e-6)
 
@@ -50,12 +60,10 @@ def test_tables_are_averaged_not_factors(folder, tmp_path):
     torch.testing.assert_close(u.t() @ u, torch.eye(16).double(), rtol=0, atol=1e-5)
 
 
-def test_everything_else_is_averaged_plainly(folder, tmp_path):
+def test_everything_else_is_averaged_plainly(folder, average):
     paths = [folder / "checkpoint1.pt", folder / "checkpoint3.pt"]
-    out = tmp_path / "average.pt"
-    assert main(["average", "--inputs", *map(str, paths), "--output", str(out)]) == 0
+    found = average("--inputs", *paths)
     one, other = (load_checkpoint(path) for path in paths)
-    found = load_checkpoint(out)
     assert list(found["model"]) == list(one["model"])
     for key, tensor in found["model"].items():
         if key.endswith("initial_norm") or not key.startswith(TABLES):
@@ -68,24 +76,18 @@ def test_everything_else_is_averaged_plainly(folder, tmp_path):
     assert "last_optimizer_state" not in found
 
 
-def test_what_modules_keep_beside_tensors_is_the_first_ones(tmp_path):
-    paths = [tmp_path / "one.pt", tmp_path / "other.pt"]
-    for number, path in enumerate(paths):
-        state = {
-            "layer.weight": torch.full((2,), float(number)),
-            "layer._extra_state": {"n": number},
-        }
-        torch.save({"model": state}, path)
-    out = tmp_path / "average.pt"
-    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
-    found = load_checkpoint(out)["model"]
-    assert found["layer._extra_state"] == {"n": 0}
-    assert found["layer.weight"].tolist() == [0.5, 0.5]
-
-
 def saved(path, model):
     torch.save({"args": None, "cfg": {}, "model": model}, path)
-    return str(path)
+    return path
+
+
+def test_what_modules_keep_beside_tensors_is_the_first_ones(average, tmp_path):
+    """In checkpoints that are nothing but a model."""
+    for number in range(2):
+        model = {"w": torch.full((2,), float(number)), "_extra_state": {"n": number}}
+        torch.save({"model": model, "extra_state": None}, tmp_path / f"{number}.pt")
+    found = average(tmp_path / "0.pt", tmp_path / "1.pt")["model"]
+    assert found["_extra_state"] == {"n": 0} and found["w"].tolist() == [0.5, 0.5]
 
 
 # Entry -> its two values and their average.
@@ -99,91 +101,48 @@ PLAIN = {
 }
 
 
-def test_plain_tensors_integers_and_half(tmp_path):
-    paths = [tmp_path / "1.pt", tmp_path / "2.pt"]
-    for number, path in enumerate(paths):
+def test_plain_tensors_integers_and_half(average, tmp_path):
+    for number in range(2):
         model = {name: values[number] for name, values in PLAIN.items()}
-        saved(path, {**model, "b.weight": model["a.weight"]})
-    out = tmp_path / "out.pt"
-    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
-    found = load_checkpoint(out)["model"]
+        saved(tmp_path / f"{number}.pt", {**model, "b.weight": model["a.weight"]})
+    found = average(tmp_path / "0.pt", tmp_path / "1.pt")["model"]
     assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
     for name, (first, _, mean) in PLAIN.items():
         assert found[name].dtype == first.dtype and found[name].tolist() == mean, name
 
 
-def test_the_average_generates_and_trains_on(folder, tiny_translation_data, run_cli, tmp_path):
-    from tests.conftest import TINY_TRANSLATION
-
-    out = tmp_path / "average.pt"
-    assert main(["average", str(folder), "--last", "3", "--output", str(out)]) == 0
-    done = run_cli(
-        "fairseq-generate",
-        tiny_translation_data,
-        *("--path", out, "--user-dir", PACKAGE, "--beam", "2"),
-        cwd=tmp_path,
-    )
+def test_the_average_generates_and_trains_on(
+    folder, average, tiny_translation_data, run_cli, tmp_path
+):
+    of_average, out = average(folder, "--last", 3)["model"], tmp_path / "average.pt"
+    generate = ("fairseq-generate", tiny_translation_data, "--path", out, "--beam", "2")
+    done = run_cli(*generate, "--user-dir", PACKAGE, cwd=tmp_path)
     assert done.stdout.count("\nH-") == 7
-    run_cli(
-        "fairseq-train",
-        tiny_translation_data,
-        "--user-dir",
-        PACKAGE,
-        *"--arch transformer_sc --criterion spectrum_control".split(),
-        *SHARED,
-        *TINY_TRANSLATION,
-        *("--finetune-from-model", out, "--save-dir", tmp_path / "more"),
-        *"--optimizer adam --lr 1e-9 --max-tokens 96 --max-epoch 1 --num-workers 0".split(),
-        *"--data-buffer-size 0".split(),
-        cwd=tmp_path,
-    )
-    more = load_checkpoint(tmp_path / "more" / "checkpoint_last.pt")["model"]
-    average = load_checkpoint(out)["model"]
-    torch.testing.assert_close(table(more), table(average), rtol=0, atol=1e-5)
+    more = (*SHARED, "--finetune-from-model", out, "--lr", "1e-9")
+    method = ("transformer_sc", "spectrum_control")
+    run_cli(*train_command(tiny_translation_data, tmp_path / "more", *method, *more), cwd=tmp_path)
+    trained = load_checkpoint(tmp_path / "more" / "checkpoint_last.pt")["model"]
+    torch.testing.assert_close(table(trained), table(of_average), rtol=0, atol=1e-5)
 
 
-def test_checkpoints_of_different_models(tmp_path, capsys):
+def test_checkpoints_of_different_models(average, tmp_path):
     one = saved(tmp_path / "1.pt", {"a": torch.zeros(2), "b": torch.zeros(3)})
     shape = saved(tmp_path / "2.pt", {"a": torch.zeros(2), "b": torch.zeros(4)})
     names = saved(tmp_path / "3.pt", {"a": torch.zeros(2), "c": torch.zeros(3)})
-    out = tmp_path / "out.pt"
-    assert main(["average", one, shape, "--output", str(out)]) == 2
-    error = capsys.readouterr().err
+    error = average(one, shape, rc=2)
     assert "b of shape (3,) and (4,)" in error and "2.pt" in error
-    assert main(["average", one, names, "--output", str(out)]) == 2
-    error = capsys.readouterr().err
+    error = average(one, names, rc=2)
     assert "b only in one" in error and "c only in one" in error
-    assert not out.exists()
 
 
-def test_a_table_that_diverged(tmp_path, capsys):
+def test_a_table_that_diverged(average, tmp_path):
     one = saved(tmp_path / "1.pt", entries(torch.randn(9, 4), "svd"))
     stored = entries(torch.randn(9, 4), "svd")
     stored[f"{NAME}.U"][3, 2] = float("nan")
     other = saved(tmp_path / "2.pt", stored)
     for paths in ((one, other), (other, one)):
-        assert main(["average", *paths, "--output", str(tmp_path / "out.pt")]) == 2
-        error = capsys.readouterr().err
+        error = average(*paths, rc=2)
         assert "infinity or NaN" in error and "2.pt" in error
-
-
-def test_nothing_but_a_model(tmp_path):
-    path = tmp_path / "1.pt"
-    torch.save({"model": {"a": torch.ones(2)}, "extra_state": None}, path)
-    assert main(["average", str(path), "--output", str(tmp_path / "out.pt")]) == 0
-
-
-def test_output_is_no_input_and_not_replaced_unasked(tmp_path, capsys):
-    one = saved(tmp_path / "1.pt", {"a": torch.zeros(2)})
-    other = saved(tmp_path / "2.pt", {"a": torch.ones(2)})
-    assert main(["average", one, other, "--output", other, "--overwrite"]) == 2
-    assert "input" in capsys.readouterr().err
-    assert load_checkpoint(other)["model"]["a"].tolist() == [1, 1]
-    (tmp_path / "out.pt").write_text("precious")
-    assert main(["average", one, other, "--output", str(tmp_path / "out.pt")]) == 2
-    assert (tmp_path / "out.pt").read_text() == "precious"
-    assert main(["average", one, other, "--output", str(tmp_path / "out.pt"), "--overwrite"]) == 0
-    assert load_checkpoint(tmp_path / "out.pt")["model"]["a"].tolist() == [0.5, 0.5]
 
 
 def choose(inputs, epochs=None, updates=None, bound=None):
@@ -249,35 +208,25 @@ def test_choice_of_files(save_dir):
 
 
 @pytest.mark.parametrize("kind", [table.kind for table in KINDS])
-def test_tables_of_every_kind_are_averaged_not_factors(kind, tmp_path):
+def test_tables_of_every_kind_are_averaged_not_factors(kind, average, tmp_path):
     dense = [torch.randn(9, 4).index_fill_(0, torch.tensor([1]), 0) for _ in range(2)]
     paths = [saved(tmp_path / f"{n}.pt", entries(one, kind)) for n, one in enumerate(dense)]
-    out = tmp_path / "average.pt"
-    assert main(["average", *paths, "--output", str(out)]) == 0
-    stored = entries_by_module(load_checkpoint(out)["model"])[NAME]
+    stored = entries_by_module(average(*paths)["model"])[NAME]
     found = dense_form(kind_of(stored), stored)
     torch.testing.assert_close(found, sum(dense).double() / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_tables_that_only_the_first_checkpoint_shares_are_refused(tmp_path, capsys):
-    shared, others = torch.ones(5, 3), torch.zeros(5, 3)
-    for name, second in (("tied", shared), ("untied", others)):
-        state = {"decoder.embed_tokens.weight": shared, "decoder.output_projection.weight": second}
-        torch.save({"args": None, "cfg": None, "model": state}, tmp_path / f"{name}.pt")
-    paths = [str(tmp_path / f"{name}.pt") for name in ("tied", "untied")]
-    assert main(["average", *paths, "--output", str(tmp_path / "average.pt")]) != 0
-    assert "shares them" in capsys.readouterr().err
-    assert not (tmp_path / "average.pt").exists()
+def test_tables_that_only_the_first_checkpoint_shares_are_refused(average, tmp_path):
+    names, shared = ("decoder.embed_tokens.weight", "decoder.fc_out.weight"), torch.ones(5, 3)
+    tied = saved(tmp_path / "tied.pt", dict.fromkeys(names, shared))
+    untied = saved(tmp_path / "untied.pt", dict(zip(names, (shared, torch.zeros(5, 3)))))
+    assert "shares them" in average(tied, untied, rc=2)
 
 
 @pytest.mark.parametrize("name", ["checkpoint_last-rank-{}.pt", "checkpoint1-model_part-{}.pt"])
-def test_parts_of_one_checkpoint_are_no_checkpoints_to_average(name, tmp_path, capsys):
+def test_parts_of_one_checkpoint_are_no_checkpoints_to_average(name, average, tmp_path):
     """The experts of different workers were averaged with each other."""
-    paths = [tmp_path / name.format(rank) for rank in range(2)]
-    later = tmp_path / name.format(0).replace("checkpoint", "checkpoint9")
-    for path in (*paths, later):
-        torch.save({"args": None, "cfg": {}, "model": {"expert.weight": torch.ones(3)}}, path)
-    out = str(tmp_path / "out.pt")
-    assert main(["average", *map(str, paths), "--output", out]) == 2
-    assert "another process saved" in capsys.readouterr().err
-    assert main(["average", str(paths[0]), str(later), "--output", out]) == 0
+    names = name.format(0), name.format(1), name.format(0).replace("checkpoint", "checkpoint9")
+    paths = [saved(tmp_path / one, {"expert.weight": torch.ones(3)}) for one in names]
+    assert "another process saved" in average(*paths[:2], rc=2)
+    average(paths[0], paths[2])

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from spectral_fairseq.commands.main import main
 from tests.checkpoints.made import cone, entries, save, with_padding
 
 
@@ -20,41 +19,44 @@ def run_folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def compared(command):
+    """The figures of checkpoints beside each other, as JSON, and their labels."""
+
+    def run(*argv):
+        found = json.loads(command("compare", *argv, "--format", "json"))
+        return found, [one["label"] for one in found["checkpoints"]]
+
+    return run
+
+
 @pytest.mark.slow
-def test_a_run_over_its_epochs(run_folder, tmp_path, capsys):
+def test_a_run_over_its_epochs(run_folder, tmp_path, compared):
     pytest.importorskip("matplotlib")
     out = tmp_path / "report"
-    assert main(["compare", str(run_folder), "--out", str(out), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found, labels = compared(run_folder, "--out", out)
     assert found["command"] == "compare"
-    assert [one["label"] for one in found["checkpoints"]] == [
-        "checkpoint1",
-        "checkpoint2",
-        "checkpoint10",
-    ]
+    assert labels == ["checkpoint1", "checkpoint2", "checkpoint10"]
     cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
     assert cosines == sorted(cosines)  # each is a narrower cone
     assert (out / "history.png").exists()
     assert "One run over its checkpoints" in (out / "report.html").read_text("utf-8")
 
 
-def test_files_side_by_side(run_folder, capsys):
-    paths = [str(run_folder / name) for name in ("checkpoint1.pt", "checkpoint_last.pt")]
-    assert main(["compare", *paths, "--labels", "svd,plain"]) == 0
-    text = capsys.readouterr().out
+def test_files_side_by_side(run_folder, command):
+    paths = [run_folder / name for name in ("checkpoint1.pt", "checkpoint_last.pt")]
+    text = command("compare", *paths, "--labels", "svd,plain")
     assert ["svd", "plain"] in [line.split() for line in text.splitlines()]
     assert "linear CKA" in text and "IsoScore" not in text and len(text.splitlines()) <= 40
-    assert main(["compare", *paths, "--all"]) == 0
-    text = capsys.readouterr().out
+    text = command("compare", *paths, "--all")
     (line,) = [line for line in text.splitlines() if "||U'U - I||_F" in line]
     assert line.split()[-1] == "–"
 
 
 @pytest.mark.slow
-def test_drift_and_seeds_of_a_method(run_folder, capsys):
-    paths = [str(run_folder / f"checkpoint{epoch}.pt") for epoch in (1, 2, 10)]
-    assert main(["compare", *paths, "--methods", "a,b,b", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_drift_and_seeds_of_a_method(run_folder, command, compared):
+    paths = [run_folder / f"checkpoint{epoch}.pt" for epoch in (1, 2, 10)]
+    found, _ = compared(*paths, "--methods", "a,b,b")
     first, second, _ = found["checkpoints"]
     assert first["drift"] is None and first["measures"].get("drift_cka") is None
     assert second["drift"] == {"from": "checkpoint1", "words": 60}
@@ -63,43 +65,37 @@ def test_drift_and_seeds_of_a_method(run_folder, capsys):
     cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
     seeds = found["methods"][1]["measures"]["mean_cosine"]
     assert seeds["mean"] == pytest.approx((cosines[1] + cosines[2]) / 2)
-    assert main(["compare", *paths, "--methods", "a,b,b"]) == 0
-    text = capsys.readouterr().out
+    text = command("compare", *paths, "--methods", "a,b,b")
     (line,) = [
         line for line in text.splitlines() if line.startswith("mean cosine ") and "±" in line
     ]
     assert f"{seeds['mean']:.4g} ± {seeds['std']:.2g}" in line
-    assert main(["compare", *paths, "--methods", "a,b"]) == 2
-    assert "--methods" in capsys.readouterr().err
+    assert "--methods" in command("compare", *paths, "--methods", "a,b", rc=2)
 
 
-def test_a_run_of_the_trainer_of_transformers(tmp_path, capsys):
+def test_a_run_of_the_trainer_of_transformers(tmp_path, compared):
     for step in (100, 20, 3):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         torch.save({"lm_head.weight": cone(spread=1 / step)}, folder / "pytorch_model.bin")
         (folder / "trainer_state.json").write_text(f'{{"epoch": 0.5, "global_step": {step}}}')
-    assert main(["compare", str(tmp_path), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert [one["label"] for one in found] == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
-    assert [one["progress"]["updates"] for one in found] == [3, 20, 100]
+    found, labels = compared(tmp_path)
+    assert labels == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
+    assert [one["progress"]["updates"] for one in found["checkpoints"]] == [3, 20, 100]
 
 
-@pytest.mark.parametrize("names", [["checkpoint1.pt"], ["empty"]])
-def test_nothing_to_compare(names, run_folder, capsys):
+@pytest.mark.parametrize("name, said", [
+    ("checkpoint1.pt", "at least two"), ("empty", "at least one checkpoint<epoch>.pt"),
+])  # fmt: skip
+def test_nothing_to_compare(name, said, run_folder, command):
     (run_folder / "empty").mkdir()
-    assert main(["compare", *(str(run_folder / name) for name in names)]) == 2
-    error = capsys.readouterr().err
-    assert "at least two" in error or "at least one checkpoint<epoch>.pt" in error
+    assert said in command("compare", run_folder / name, rc=2)
 
 
-def test_a_folder_with_a_model_and_its_checkpoints(tmp_path, capsys):
+def test_a_folder_with_a_model_and_its_checkpoints(tmp_path, compared):
     """As after trainer.save_model(): alone it is a run, and beside others it is a model."""
     for name in ("a", "a/checkpoint-3", "a/checkpoint-20", "b"):
         (tmp_path / name).mkdir()
         torch.save({"lm_head.weight": cone()}, tmp_path / name / "pytorch_model.bin")
-    for folders, labels in ((["a"], ["checkpoint-3", "checkpoint-20"]), (["a", "b"], ["a", "b"])):
-        paths = [str(tmp_path / name) for name in folders]
-        assert main(["compare", *paths, "--format", "json"]) == 0
-        found = json.loads(capsys.readouterr().out)["checkpoints"]
-        assert [one["label"] for one in found] == labels
+    assert compared(tmp_path / "a")[1] == ["checkpoint-3", "checkpoint-20"]
+    assert compared(tmp_path / "a", tmp_path / "b")[1] == ["a", "b"]

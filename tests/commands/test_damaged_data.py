@@ -2,52 +2,30 @@
 
 import re
 import shutil
-import struct
 
 import pytest
 
+from tests.compat.test_data import change, cut
 from tests.conftest import PACKAGE, TINY_LANGUAGE_MODEL
 from tests.language_models import STATEFUL, TIED, block_checkpoint, stateful_checkpoint
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-7])
+def longer(path, line):
+    path.write_text(path.read_text("utf-8") + line + "\n", "utf-8")
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
-def bad_magic(path):
-    path.write_bytes(b"PK" + path.read_bytes()[2:])
-
-
-def foreign_token(path):
-    content = bytearray(path.read_bytes())
-    struct.pack_into("<H", content, 2, 9999)
-    path.write_bytes(bytes(content))
-
-
-def longer(line):
-    def change(path):
-        path.write_text(path.read_text("utf-8") + line + "\n", "utf-8")
-
-    return change
-
-
+# How a file is damaged, and what the error says.
 DAMAGES = {
-    "bin cut": ("valid.bin", cut, "sentences within the"),
-    "bin empty": ("valid.bin", empty, "within the 0 bytes"),
-    "idx cut": ("valid.idx", cut, "a wrong header or length"),
-    "idx of bad magic": ("valid.idx", bad_magic, "an index of fairseq-preprocess"),
-    "foreign token": ("valid.bin", foreign_token, "words of the dictionary in .*; found 9999"),
-    "huge count": ("dict.txt", longer(f"new {10**30}"), "1000.* of 'new'"),
-    "negative count": ("dict.txt", longer("new -1"), "-1 of 'new'"),
-    "superscript count": ("dict.txt", longer("new \u00b2"), "of a word and its count"),
-    "duplicate": ("dict.txt", longer("w1 3"), "Duplicate word"),
+    "bin cut": ("valid.bin", cut, (-7,), "sentences within the"),
+    "bin empty": ("valid.bin", cut, (0,), "within the 0 bytes"),
+    "idx cut": ("valid.idx", cut, (-7,), "a wrong header or length"),
+    "idx of bad magic": ("valid.idx", change, (0, "<B", 0), "an index of fairseq-preprocess"),
+    "foreign token": ("valid.bin", change, (2, "<H", 9999), "words of the dictionary.*found 9999"),
+    "huge count": ("dict.txt", longer, (f"new {10**30}",), "1000.* of 'new'"),
+    "negative count": ("dict.txt", longer, ("new -1",), "-1 of 'new'"),
+    "superscript count": ("dict.txt", longer, ("new \u00b2",), "of a word and its count"),
+    "duplicate": ("dict.txt", longer, ("w1 3",), "Duplicate word"),
 }
-
-
 FEW = ["bin cut", "foreign token", "huge count"]
 
 
@@ -55,8 +33,8 @@ FEW = ["bin cut", "foreign token", "huge count"]
 def damaged(damage, tiny_lm_data, tmp_path):
     """A folder of data, the damaged file, and what the error says."""
     folder = shutil.copytree(tiny_lm_data, tmp_path / "data")
-    name, change, match = DAMAGES[damage]
-    change(folder / name)
+    name, damage_it, values, match = DAMAGES[damage]
+    damage_it(folder / name, *values)
     return folder, name, match
 
 

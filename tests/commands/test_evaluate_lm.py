@@ -8,7 +8,6 @@ import pytest
 
 from spectral_fairseq.commands.evaluate_lm import DynamicOptions, EvaluationOptions, TuneOptions
 from spectral_fairseq.commands.lm_evaluation import check
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptation import DynamicRates
@@ -19,12 +18,7 @@ from spectral_fairseq.lm.dynamic_evaluation import (
     gradient_statistics,
 )
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
-from tests.language_models import (
-    block_checkpoint,
-    remade,
-    stateful_checkpoint,
-    tokens_of,
-)
+from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
 
 SMALL_STATISTICS = ("--dynamic-batch-size", "4")
 
@@ -35,13 +29,11 @@ def stateful(train):
 
 
 @pytest.fixture
-def run(capsys, tiny_lm_data):
+def run(command, tiny_lm_data):
     def run(checkpoint, *flags, rc=0):
-        capsys.readouterr()
-        argv = ["evaluate-lm", checkpoint, tiny_lm_data, "--cpu", "--format", "json", *flags]
-        assert main([str(one) for one in argv]) == rc
-        printed = capsys.readouterr()
-        return json.loads(printed.out) if rc == 0 else printed.err
+        argv = ("evaluate-lm", checkpoint, tiny_lm_data, "--cpu", "--format", "json", *flags)
+        printed = command(*argv, rc=rc)
+        return printed if rc else json.loads(printed)
 
     return run
 
@@ -74,14 +66,10 @@ def test_the_segment_changes_nothing_and_every_token_counts_once(stateful, run, 
 
 
 def test_cache_and_dynamic_evaluation_are_those_of_lm(stateful, run, tiny_lm_data):
-    document = run(
-        stateful,
-        *"--gen-subset test --segment 6".split(),
-        *("--cache-window", 20, "--cache-theta", 0.4, "--cache-lambda", 0.3),
-        *("--dynamic-rate", 0.005, "--dynamic-decay", 0.05, "--dynamic-epsilon", 0.001),
-        *("--dynamic-batches", 3),
-        *SMALL_STATISTICS,
-    )
+    cached = "--cache-window 20 --cache-theta 0.4 --cache-lambda 0.3 --segment 6".split()
+    rates = "--dynamic-rate 0.005 --dynamic-decay 0.05 --dynamic-epsilon 0.001".split()
+    more = ("--gen-subset", "test", "--dynamic-batches", 3, *SMALL_STATISTICS)
+    document = run(stateful, *cached, *rates, *more)
     loaded, reader = pieces(stateful, tiny_lm_data, segment=6)
     train, test = (tokens_of(tiny_lm_data, split) for split in ("train", "test"))
     statistics = gradient_statistics(
@@ -111,12 +99,8 @@ def test_published_values_for_sums(stateful, run):
     model = load_language_model(stateful, given["data"]["path"], {}).model
     tensors = len(list(model.parameters()))
     means = DynamicRates(0.002, 0.075, 0.001).from_sums(batches, tensors)
-    same = run(
-        stateful,
-        *("--dynamic-rate", means.rate, "--dynamic-decay", means.decay),
-        *("--dynamic-epsilon", means.epsilon),
-        *SMALL_STATISTICS,
-    )
+    rates = ("--dynamic-rate", means.rate, "--dynamic-decay", means.decay)
+    same = run(stateful, *rates, "--dynamic-epsilon", means.epsilon, *SMALL_STATISTICS)
     nll = figure(given, "dynamic evaluation")["nll"]
     assert figure(same, "dynamic evaluation")["nll"] == pytest.approx(nll, rel=1e-9)
 
@@ -162,7 +146,7 @@ def test_dynamic_evaluation_is_shown_beside_the_static_model(stateful, run):
     assert found[0] == static[0]
 
 
-def test_a_best_value_at_the_end_of_its_grid_is_said(stateful, run, capsys):
+def test_a_best_value_at_the_end_of_its_grid_is_said(stateful, run):
     """Text without repetitions gains nothing from a cache, so its least share is the best one."""
     (search,) = run(stateful, "--tune", "--cache-window", 9)["tuning"]
     assert len(search["points"]) == len(CACHE_WEIGHTS) * len(CACHE_THETAS)
@@ -193,15 +177,8 @@ def test_tuning_on_some_tokens_needs_no_model_of_the_rest(stateful, run, tiny_lm
 
 
 def test_mixture_and_svd_table_adapt_their_own_parameters(stateful, run, tiny_lm_data, tmp_path):
-    path = remade(
-        stateful,
-        tmp_path / "mos.pt",
-        tiny_lm_data,
-        _name="awd_lstm_mos_ptb",
-        output_head="mos",
-        mixture_components=3,
-        embedding_type="svd",
-    )
+    flags = {"_name": "awd_lstm_mos_ptb", "output_head": "mos", "mixture_components": 3}
+    path = remade(stateful, tmp_path / "m.pt", tiny_lm_data, embedding_type="svd", **flags)
     plain = run(path)["figures"][0]
     document = run(path, "--cache", "--dynamic", "--dynamic-rate", 0.001, *SMALL_STATISTICS)
     for one in document["figures"][1:]:
@@ -213,28 +190,20 @@ def test_blocks_with_cache_and_dynamic_evaluation(train, run, tiny_lm_data):
     path = block_checkpoint(train)
     plain = run(path, "--context-window", 4)
     assert "block:16|context:4" in plain["figures"][0]["signature"]
-    both = run(
-        path,
-        *"--context-window 4 --cache-window 30 --cache-theta 0.01 --dynamic-rate 0.0005".split(),
-        *"--dynamic-batches 2".split(),
-    )
+    cached = "--context-window 4 --cache-window 30 --cache-theta 0.01".split()
+    both = run(path, *cached, "--dynamic-rate", 0.0005, "--dynamic-batches", 2)
     assert {one["tokens"] for one in both["figures"]} == {plain["figures"][0]["tokens"]}
     adapted = figure(both, "dynamic evaluation")
     assert adapted["perplexity"] != pytest.approx(plain["figures"][0]["perplexity"], rel=1e-6)
     assert ",2x1" in adapted["signature"]
 
 
-def test_text_shows_the_grids_and_signs_each_figure(stateful, run, tiny_lm_data, capsys):
-    argv = [
-        "evaluate-lm",
-        str(stateful),
-        str(tiny_lm_data),
-        *"--cpu --tune --cache-window 7 --tune-cache-theta 0.5,2".split(),
-        *"--tune-cache-lambda 0.1,0.2,0.3".split(),
-    ]
-    assert main(argv) == 0
-    text = capsys.readouterr().out
-    document = run(stateful, *argv[4:])
+def test_text_shows_the_grids_and_signs_each_figure(stateful, run, command, tiny_lm_data):
+    grid = (
+        "--tune --cache-window 7 --tune-cache-theta 0.5,2 --tune-cache-lambda 0.1,0.2,0.3".split()
+    )
+    text = command("evaluate-lm", stateful, tiny_lm_data, "--cpu", *grid)
+    document = run(stateful, *grid)
     (search,) = document["tuning"]
     for point in search["points"]:
         assert f"{point['perplexity']:.2f}" in text
@@ -268,11 +237,7 @@ REFUSED = {
     "'mem_lne', which it has not": ("--model-overrides", "{'mem_lne': 640}"),
     "the split 'dev'": ("--gen-subset", "dev"),
     "--context-window with .*, which carries a state,": ("--context-window", 3),
-    "100 tokens or more|smaller --dynamic-batch-size": (
-        "--dynamic",
-        "--dynamic-batch-size",
-        100000,
-    ),
+    "100 tokens or more|smaller --dynamic-batch-size": ("--dynamic", "--dynamic-batch-size", 10**5),
 }
 
 
@@ -282,12 +247,9 @@ def test_refused(message, stateful, run):
 
 
 def test_streams_of_a_model_without_a_state_are_refused(train, run):
-    assert "to be a whole number <= 1; found 2" in run(
-        block_checkpoint(train), "--streams", 2, rc=2
-    )
-    assert "--segment to be a whole number <= 16" in run(
-        block_checkpoint(train), "--segment", 17, rc=2
-    )
+    path = block_checkpoint(train)
+    assert "to be a whole number <= 1; found 2" in run(path, "--streams", 2, rc=2)
+    assert "--segment to be a whole number <= 16" in run(path, "--segment", 17, rc=2)
 
 
 def test_impossible_options_need_no_checkpoint():

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +16,18 @@ from omegaconf import OmegaConf
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.commands import export_plain
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
-from tests.conftest import PACKAGE
+from tests.conftest import PACKAGE, TINY_TRANSLATION, is_language_model
+from tests.language_models import TIED
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
-# Trained through the command line: name -> flags.
-TRANSLATION = {"three ways": SHARED, "two ways": ("--share-decoder-input-output-embed",)}
-LANGUAGE_MODEL = ("--share-decoder-input-output-embed",)
+# Trained through the command line: how its tables are shared -> arch and flags.
+TRAINED = {
+    "three ways": ("transformer_sc", *SHARED),
+    "two ways": ("transformer_sc", TIED),
+    "language model": ("transformer_lm_sc", TIED),
+}
 # Made from a trained checkpoint by building another model: name -> flags that differ.
 APART = {"share_all_embeddings": False}
 VARIANTS = {
@@ -48,10 +50,6 @@ LANGUAGE_MODEL_VARIANTS = {
     "apart, all": {"share_decoder_input_output_embed": False, "embedding_tables": "all"},
     "plain tables": {"embedding_type": "plain"},
 }
-TIES = {
-    "three ways": {("encoder", "decoder"), ("decoder", "output")},
-    "two ways": {("decoder", "output")},
-}
 NAMES = {
     "encoder": "encoder.embed_tokens.weight",
     "decoder": "decoder.embed_tokens.weight",
@@ -59,39 +57,44 @@ NAMES = {
 }
 
 
-def export_of(folder, tmp_path, name="plain.pt"):
-    out = tmp_path / name
-    assert main(["export", str(folder / "checkpoint_last.pt"), str(out)]) == 0
-    return out
+def last(train, kind):
+    """The checkpoint of a training of :data:`TRAINED`."""
+    arch, *flags = TRAINED[kind]
+    return train(arch, "spectrum_control", *flags) / "checkpoint_last.pt"
 
 
-def train_translation(train, kind):
-    return train("transformer_sc", "spectrum_control", *TRANSLATION[kind])
+@pytest.fixture
+def export(command, tmp_path):
+    """Export to plain.pt in the folder of the test, or by another name."""
+
+    def run(checkpoint, name="plain.pt"):
+        command("export", checkpoint, tmp_path / name)
+        return tmp_path / name
+
+    return run
 
 
 @pytest.fixture
 def checkpoint(train):
-    return load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+    return load_checkpoint(last(train, "three ways"))
 
 
-def train_lm(train):
-    return train("transformer_lm_sc", "spectrum_control", *LANGUAGE_MODEL)
+def with_settings(checkpoint, **nodes):
+    """A checkpoint of which nodes of the configuration are others."""
+    return {**checkpoint, "cfg": {**checkpoint["cfg"], **nodes}}
 
 
 def variant(checkpoint, flags):
     """``checkpoint`` as if it had been trained with other flags, every tensor off its start."""
-    cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], **flags}}
+    changed = with_settings(checkpoint, model={**checkpoint["cfg"]["model"], **flags})
+    cfg = changed["cfg"]
     task = export_plain.task_like(collapse_tables(checkpoint["model"]))
     model = build_model(OmegaConf.create({key: cfg[key] for key in ("model", "task")}).model, task)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return {**checkpoint, "cfg": cfg, "model": model.state_dict()}
-
-
-def exported_translation(train, kind, tmp_path):
-    return export_of(train_translation(train, kind), tmp_path)
+    return {**changed, "model": model.state_dict()}
 
 
 def safely_loaded(*paths):
@@ -107,27 +110,31 @@ def safely_loaded(*paths):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("kind", TRANSLATION)
-def test_translation_is_plain_and_equal(kind, train, tmp_path, capsys):
-    folder = train_translation(train, kind)
-    out = export_of(folder, tmp_path)
-    printed = capsys.readouterr().out
-    original, plain = load_checkpoint(folder / "checkpoint_last.pt"), load_checkpoint(out)
-
+@pytest.mark.parametrize("kind", TRAINED)
+def test_what_is_exported_is_plain_and_equal(kind, train, command, tmp_path):
+    path, out = last(train, kind), tmp_path / "plain.pt"
+    printed = command("export", path, out)
     assert float(re.search(r"differ by at most (\S+)", printed).group(1)) < 1e-4
-    assert set(NAMES.values()) <= set(plain["model"])
+    original, plain = load_checkpoint(path), load_checkpoint(out)
+    names = [NAMES[side] for side in NAMES if kind != "language model" or side != "encoder"]
+    assert set(names) <= set(plain["model"])
     assert not [key for key in plain["model"] if key.split(".")[-1] in ("U", "V", "sigma")]
-    for one, other in TIES.get(kind, ()):
-        assert plain["model"][NAMES[one]].data_ptr() == plain["model"][NAMES[other]].data_ptr()
+    tied = names if kind == "three ways" else [NAMES["decoder"], NAMES["output"]]
+    assert len({plain["model"][name].data_ptr() for name in tied}) == 1
 
     cfg = plain["cfg"]
-    assert cfg["model"]["_name"] == "transformer" and plain["args"] is None
+    assert f"{cfg['model']['_name']}_sc" == TRAINED[kind][0] and plain["args"] is None
     ours = ("embedding_", "spectrum_", "output_head", "mixture_", "orthogonality_")
     for node in (cfg["model"], cfg["criterion"]):
         assert not [flag for flag in node if flag.startswith(ours)]
     assert cfg["common"]["user_dir"] is None
     for flag in ("encoder_layers", "decoder_layers", "share_all_embeddings", "activation_fn"):
-        assert cfg["model"][flag] == original["cfg"]["model"][flag]
+        assert cfg["model"].get(flag) == original["cfg"]["model"].get(flag)
+    criterion = {"_name": "cross_entropy", "sentence_avg": False}
+    if kind == "three ways":
+        criterion = {**criterion, "_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
+        criterion.update(report_accuracy=False, ignore_prefix_size=0)
+    assert cfg["criterion"] == criterion
     assert "last_optimizer_state" not in plain
 
 
@@ -136,8 +143,7 @@ def test_translation_is_plain_and_equal(kind, train, tmp_path, capsys):
     [(False, kind) for kind in VARIANTS] + [(True, kind) for kind in LANGUAGE_MODEL_VARIANTS],
 )
 def test_other_models(is_lm, kind, train):
-    folder = train_lm(train) if is_lm else train_translation(train, "three ways")
-    trained = load_checkpoint(folder / "checkpoint_last.pt")
+    trained = load_checkpoint(last(train, "language model" if is_lm else "three ways"))
     original = variant(trained, (LANGUAGE_MODEL_VARIANTS if is_lm else VARIANTS)[kind])
     plain, check = export_plain.export_checkpoint(original)
     assert 0 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
@@ -167,35 +173,25 @@ def test_half_precision_and_copies_of_a_shared_table(checkpoint):
             assert tensor.dtype == torch.float16 and torch.equal(tensor, stored[key])
 
 
-def test_language_model_is_plain_and_equal(train, tmp_path, capsys):
-    plain = load_checkpoint(export_of(train_lm(train), tmp_path))
-    assert float(re.search(r"differ by at most (\S+)", capsys.readouterr().out).group(1)) < 1e-4
-    assert plain["cfg"]["model"]["_name"] == "transformer_lm"
-    flags = plain["cfg"]["model"]
-    assert not [flag for flag in flags if flag.startswith(("spectrum_", "embedding_"))]
-    assert {NAMES["decoder"], NAMES["output"]} <= set(plain["model"])
-
-
-def test_criterion_becomes_the_hosts(train, tmp_path):
-    smoothed = load_checkpoint(export_of(train_translation(train, "three ways"), tmp_path))
-    assert smoothed["cfg"]["criterion"] == {
-        "_name": "label_smoothed_cross_entropy",
-        "label_smoothing": 0.1,
-        "sentence_avg": False,
-        "report_accuracy": False,
-        "ignore_prefix_size": 0,
-    }
-    plain = load_checkpoint(export_of(train_lm(train), tmp_path, "lm.pt"))
-    assert plain["cfg"]["criterion"] == {"_name": "cross_entropy", "sentence_avg": False}
-
-
 @pytest.mark.skipif(
     not hasattr(torch.serialization, "add_safe_globals"), reason="weights_only is young"
 )
-def test_no_unsafe_globals(train, tmp_path):
-    translation = exported_translation(train, "three ways", tmp_path)
-    lm = export_of(train_lm(train), tmp_path, "lm.pt")
-    assert safely_loaded(translation, lm) == ["transformer", "transformer_lm"]
+def test_no_unsafe_globals(train, export):
+    paths = [export(last(train, kind), f"{kind}.pt") for kind in ("three ways", "language model")]
+    assert safely_loaded(*paths) == ["transformer", "transformer_lm"]
+
+
+@pytest.fixture
+def with_and_without(run_cli, run_without_plugin, tmp_path):
+    """What a program makes of a checkpoint with the plugin, and of the exported one without it."""
+
+    def run(program, data, checkpoint, exported, *options):
+        # Some versions of fairseq drop the last batch unless its size is a multiple of 8.
+        options = (data, *options, "--required-batch-size-multiple", "1", "--path")
+        ours = run_cli(program, *options, checkpoint, "--user-dir", PACKAGE, cwd=tmp_path)
+        return ours, run_without_plugin(program, *options, exported, cwd=tmp_path)
+
+    return run
 
 
 def hypotheses(output):
@@ -204,64 +200,35 @@ def hypotheses(output):
     return {int(number): (text, float(score)) for number, score, text in found}
 
 
-@pytest.mark.parametrize("kind", TRANSLATION)
-def test_generate_without_the_plugin(
-    kind, train, tiny_translation_data, run_cli, run_without_plugin, tmp_path
-):
-    folder = train_translation(train, kind)
-    out = export_of(folder, tmp_path)
-    # Some versions of fairseq drop the last batch unless its size is a multiple of 8.
-    options = (
-        tiny_translation_data,
-        *"--beam 3 --required-batch-size-multiple 1 --max-len-b 12".split(),
-    )
-    ours = run_cli(
-        "fairseq-generate",
-        *options,
-        *("--path", folder / "checkpoint_last.pt", "--user-dir", PACKAGE),
-        cwd=tmp_path,
-    )
-    plain = run_without_plugin("fairseq-generate", *options, "--path", out, cwd=tmp_path)
-    expected, found = hypotheses(ours.stdout), hypotheses(plain.stdout)
+@pytest.mark.parametrize("kind", ["three ways", "two ways"])
+def test_generate_without_the_plugin(kind, train, export, tiny_translation_data, with_and_without):
+    path = last(train, kind)
+    flags = ("--beam", "3", "--max-len-b", "12")
+    both = with_and_without("fairseq-generate", tiny_translation_data, path, export(path), *flags)
+    expected, found = (hypotheses(done.stdout) for done in both)
     assert set(expected) == set(found) == set(range(7))
     for number, (text, score) in expected.items():
         assert found[number] == (text, pytest.approx(score, abs=2e-3))
 
 
-def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, run_without_plugin, tmp_path):
-    folder = train_lm(train)
-    out = export_of(folder, tmp_path)
-    options = (
-        tiny_lm_data,
-        *"--gen-subset test --tokens-per-sample 16 --required-batch-size-multiple 1".split(),
-    )
-    ours = run_cli(
-        "fairseq-eval-lm",
-        *options,
-        *("--path", folder / "checkpoint_last.pt", "--user-dir", PACKAGE),
-        cwd=tmp_path,
-    )
-    plain = run_without_plugin("fairseq-eval-lm", *options, "--path", out, cwd=tmp_path)
+def test_eval_lm_without_the_plugin(train, export, tiny_lm_data, with_and_without):
+    path = last(train, "language model")
+    flags = ("--gen-subset", "test", "--tokens-per-sample", "16")
+    both = with_and_without("fairseq-eval-lm", tiny_lm_data, path, export(path), *flags)
     loss = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
-    expected, found = (loss.search(done.stderr + done.stdout).groups() for done in (ours, plain))
+    expected, found = (loss.search(done.stderr + done.stdout).groups() for done in both)
     assert float(found[0]) == pytest.approx(float(expected[0]), abs=2e-4)
 
 
 @pytest.mark.parametrize("option", ["--finetune-from-model", "--restore-file"])
 def test_training_goes_on_without_the_plugin(
-    option, train, tiny_translation_data, run_without_plugin, tmp_path
+    option, train, export, tiny_translation_data, run_without_plugin, tmp_path
 ):
-    from tests.conftest import TINY_TRANSLATION
-
-    out = exported_translation(train, "three ways", tmp_path)
+    out = export(last(train, "three ways"))
     done = run_without_plugin(
-        "fairseq-train",
-        tiny_translation_data,
-        *("--arch", "transformer", "--share-all-embeddings", *TINY_TRANSLATION),
-        option,
-        out,
-        "--save-dir",
-        tmp_path / "more",
+        *("fairseq-train", tiny_translation_data, "--arch", "transformer"),
+        *("--share-all-embeddings", *TINY_TRANSLATION, option, out),
+        *("--save-dir", tmp_path / "more"),
         *"--optimizer adam --lr 1e-9 --max-tokens 96 --max-epoch 1 --num-workers 0".split(),
         *"--data-buffer-size 0 --required-batch-size-multiple 1".split(),
         cwd=tmp_path,
@@ -273,17 +240,14 @@ def test_training_goes_on_without_the_plugin(
         torch.testing.assert_close(after["model"][key], tensor, rtol=0, atol=1e-6)
 
 
-def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):
+def test_an_unequal_model_is_not_written(train, command, tmp_path, monkeypatch):
     def wrong(model):
         tables = dict(collapse_tables(model))
         return {**tables, **{name: tables[name] * 1.001 for name in NAMES.values()}}
 
     monkeypatch.setattr(export_plain, "collapse_tables", wrong)
-    folder = train_translation(train, "three ways")
-    out = tmp_path / "plain.pt"
-    assert main(["export", str(folder / "checkpoint_last.pt"), str(out)]) == 2
-    assert "logits" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    error = command("export", last(train, "three ways"), tmp_path / "plain.pt", rc=2)
+    assert "logits" in error and list(tmp_path.iterdir()) == []
 
 
 def test_not_a_number_is_not_equal():
@@ -292,24 +256,24 @@ def test_not_a_number_is_not_equal():
     assert export_plain.LogitCheck(9e-5, 1.0).equal and not export_plain.LogitCheck(2e-4, 1.0).equal
 
 
-@pytest.mark.parametrize("is_lm", [False, True])
+@pytest.mark.parametrize("arch, criterion, flag, program", [
+    ("transformer", "cross_entropy", "--share-all-embeddings", "fairseq-generate"),
+    ("transformer_lm", "cross_entropy", TIED, "fairseq-eval-lm"),
+])  # fmt: skip
 def test_a_plain_checkpoint_is_saved_anew_for_fairseq_alone(
-    is_lm, train, request, run_without_plugin, tmp_path
+    arch, criterion, flag, program, train, export, request, run_without_plugin, tmp_path
 ):
     """fairseq saves objects that torch >= 2.6 refuses to load, unless it is told to trust them."""
-    arch = "transformer_lm" if is_lm else "transformer"
-    folder = train(arch, "cross_entropy", *(LANGUAGE_MODEL if is_lm else SHARED[:1]))
-    out = export_of(folder, tmp_path)
-    before, after = (load_checkpoint(one)["model"] for one in (folder / "checkpoint_last.pt", out))
+    path = train(arch, criterion, flag) / "checkpoint_last.pt"
+    out = export(path)
+    before, after = (load_checkpoint(one)["model"] for one in (path, out))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    data = request.getfixturevalue("tiny_lm_data" if is_lm else "tiny_translation_data")
-    program = "fairseq-eval-lm" if is_lm else "fairseq-generate"
+    data = "tiny_lm_data" if is_language_model(arch) else "tiny_translation_data"
     all_sentences = ("--required-batch-size-multiple", "1")
+    data = request.getfixturevalue(data)
     run_without_plugin(program, data, "--path", out, *all_sentences, cwd=tmp_path)
-    again = tmp_path / "again.pt"
-    assert main(["export", str(out), str(again)]) == 0
-    assert safely_loaded(out, again) == [arch, arch]
+    assert safely_loaded(out, export(out, "again.pt")) == [arch, arch]
 
 
 def test_an_output_layer_not_understood(checkpoint):
@@ -327,13 +291,14 @@ def test_an_output_layer_not_understood(checkpoint):
 
 
 def test_configurations_not_understood(checkpoint):
-    with pytest.raises(CheckpointError, match="cfg.model"):
-        export_plain.export_checkpoint({**checkpoint, "cfg": None})
-    model = {**checkpoint["cfg"]["model"], "_name": "no_such_arch"}
-    with pytest.raises(CheckpointError, match="no_such_arch"):
-        export_plain.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "model": model}})
-    with pytest.raises(CheckpointError, match="cfg.task"):
-        export_plain.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "task": None}})
+    unknown = {**checkpoint["cfg"]["model"], "_name": "no_such_arch"}
+    for changed, match in (
+        ({**checkpoint, "cfg": None}, "cfg.model"),
+        (with_settings(checkpoint, model=unknown), "no_such_arch"),
+        (with_settings(checkpoint, task=None), "cfg.task"),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            export_plain.export_checkpoint(changed)
 
 
 @pytest.mark.parametrize("smoothing", [{}, {"label_smoothing": 0.1}])
@@ -351,17 +316,16 @@ def test_settings_that_a_tool_has_left_out_are_not_needed(checkpoint, smoothing)
 def test_a_namespace_elsewhere_becomes_safe(checkpoint, tmp_path):
     task = dict(checkpoint["cfg"]["task"])
     legacy = Namespace(**{**task, "task": task.pop("_name")})
-    cfg = {**checkpoint["cfg"], "task": legacy}
-    plain, _ = export_plain.export_checkpoint({**checkpoint, "cfg": cfg})
+    plain, _ = export_plain.export_checkpoint(with_settings(checkpoint, task=legacy))
     assert plain["cfg"]["task"]["task"] == plain["cfg"]["model"]["task"] == "translation"
     torch.save(plain, tmp_path / "plain.pt")
     if hasattr(torch.serialization, "add_safe_globals"):
         assert safely_loaded(tmp_path / "plain.pt") == ["transformer"]
 
 
-def test_model_overrides_reach_the_exported_flags(train, tmp_path):
+def test_model_overrides_reach_the_exported_flags(train, export):
     """They had no effect."""
-    out = exported_translation(train, "three ways", tmp_path)
+    out = export(last(train, "three ways"))
     for scaled in (True, False):
         overrides = {"no_scale_embedding": not scaled}
         (model,), _, _ = load_model_ensemble_and_task([str(out)], arg_overrides=overrides)
@@ -370,58 +334,13 @@ def test_model_overrides_reach_the_exported_flags(train, tmp_path):
 
 def test_embedding_files_are_not_asked_for_again(checkpoint):
     model = {**checkpoint["cfg"]["model"], "encoder_embed_path": "/no/such/file"}
-    cfg = {**checkpoint["cfg"], "model": model}
-    plain, _ = export_plain.export_checkpoint({**checkpoint, "cfg": cfg})
+    plain, _ = export_plain.export_checkpoint(with_settings(checkpoint, model=model))
     assert plain["cfg"]["model"]["encoder_embed_path"] is None
 
 
-def test_nothing_is_overwritten_unasked(train, tmp_path, capsys):
-    source = train_translation(train, "three ways") / "checkpoint_last.pt"
-    content = source.read_bytes()
-    out = tmp_path / "plain.pt"
-    out.write_text("precious")
-    assert main(["export", str(source), str(out)]) == 2
-    assert "--overwrite" in capsys.readouterr().err and out.read_text() == "precious"
-
-    link = tmp_path / "link.pt"
-    link.symlink_to(source)
-    for same in (source, link):
-        assert main(["export", str(source), str(same), "--overwrite"]) == 2
-        assert "input" in capsys.readouterr().err and source.read_bytes() == content
-    assert main(["export", str(source), str(tmp_path), "--overwrite"]) == 2
-    assert main(["export", str(source), str(tmp_path / "no" / "out.pt")]) == 2
-    assert "no such folder" in capsys.readouterr().err
-
-    assert main(["export", str(source), str(out), "--overwrite"]) == 0
-    assert "model" in load_checkpoint(out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.pt", "plain.pt"]
-
-
-@pytest.mark.parametrize("torch_fails_too", [False, True])
-def test_a_failed_write_leaves_the_old_file(torch_fails_too, train, tmp_path, monkeypatch, capsys):
-    source = train_translation(train, "three ways") / "checkpoint_last.pt"
-    out = tmp_path / "plain.pt"
-    out.write_text("precious")
-
-    def fail(checkpoint, file, **options):
-        Path(file).write_bytes(b"half")
-        try:
-            raise OSError("disk full")
-        finally:
-            if torch_fails_too:  # as its writer does when it closes the archive
-                raise RuntimeError("unexpected pos 704 vs 598")
-
-    monkeypatch.setattr(torch, "save", fail)
-    assert main(["export", str(source), str(out), "--overwrite"]) == 2
-    assert "disk full" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["plain.pt"]
-    assert out.read_text() == "precious"
-
-
-def test_what_is_printed_is_text_or_json(train, tmp_path, capsys):
-    source = str(train_lm(train) / "checkpoint_last.pt")
-    assert main(["export", source, str(tmp_path / "a.pt")]) == 0
-    assert "a plain transformer_lm checkpoint" in capsys.readouterr().out
-    assert main(["export", source, str(tmp_path / "b.pt"), "--format", "json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["arch"] == "transformer_lm" and printed["output"] == str(tmp_path / "b.pt")
+def test_what_is_printed_is_text_or_json(train, command, tmp_path):
+    source = last(train, "language model")
+    printed = command("export", source, tmp_path / "a.pt")
+    assert "a plain transformer_lm checkpoint" in printed
+    found = json.loads(command("export", source, tmp_path / "b.pt", "--format", "json"))
+    assert found["arch"] == "transformer_lm" and found["output"] == str(tmp_path / "b.pt")

@@ -15,20 +15,20 @@ from spectral_fairseq.commands.export_plain import (
     plain_checkpoint,
     task_like,
 )
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.provenance import import_transformers
-from tests.commands.test_export import hypotheses, train_lm, train_translation
+from tests.commands.test_export import hypotheses, last
 from tests.conftest import PACKAGE
 
 
-def export(checkpoint, out, *more, to="huggingface", status=0):
-    argv = ["export", "--to", to, str(checkpoint), str(out), *map(str, more)]
-    assert main(argv) == status
-    return out
+@pytest.fixture
+def export(command):
+    """Export into the format of a folder; returns the folder, or on a failure the error."""
 
+    def run(checkpoint, out, *more, to="huggingface", rc=0):
+        said = command("export", "--to", to, checkpoint, out, *more, rc=rc)
+        return said if rc else out
 
-def last(folder):
-    return folder / "checkpoint_last.pt"
+    return run
 
 
 LIMIT = 10  # tokens of a translation
@@ -62,7 +62,7 @@ def by_transformers(folder, lines, _beam):
     ("huggingface", by_transformers, 5),
 ])  # fmt: skip
 def test_another_program_translates_the_same(
-    to, translate, beam, request, train, tiny_translation_data, run_cli, tmp_path
+    to, translate, beam, request, train, export, tiny_translation_data, run_cli, tmp_path
 ):
     if to == "huggingface":
         request.getfixturevalue("transformers")
@@ -70,15 +70,18 @@ def test_another_program_translates_the_same(
         pytest.importorskip(to)
     # Trained long enough that no two translations are about equally likely. With renewed factors
     # the limit cuts one of them off, which other programs score differently.
-    folder = train(
-        *"transformer_sc spectrum_control --share-all-embeddings --svd-interval 0".split(),
-        *"--max-tokens 2000 --max-epoch 300 --max-update 300 --lr 0.01".split(),
-        *"--disable-validation --no-epoch-checkpoints --save-interval 300".split(),
+    path = (
+        train(
+            *"transformer_sc spectrum_control --share-all-embeddings --svd-interval 0".split(),
+            *"--max-tokens 2000 --max-epoch 300 --max-update 300 --lr 0.01".split(),
+            *"--disable-validation --no-epoch-checkpoints --save-interval 300".split(),
+        )
+        / "checkpoint_last.pt"
     )
     lines = (tiny_translation_data / "test.de").read_text("utf-8").splitlines()
-    found = translate(export(last(folder), tmp_path / "out", to=to), lines, beam)
+    found = translate(export(path, tmp_path / "out", to=to), lines, beam)
     ours = run_cli(
-        *("fairseq-generate", tiny_translation_data, "--path", last(folder)),
+        *("fairseq-generate", tiny_translation_data, "--path", path),
         *("--user-dir", PACKAGE, "--beam", beam, "--max-len-b", LIMIT),
         *("--required-batch-size-multiple", "1"),
         cwd=tmp_path,
@@ -94,20 +97,20 @@ def test_another_program_translates_the_same(
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
-def test_a_model_of_several_language_pairs_is_refused(to, train, tmp_path, capsys):
+def test_a_model_of_several_language_pairs_is_refused(to, train, export, tmp_path):
     """It asked for a dictionary that no folder has, because the task appends its languages."""
     pytest.importorskip("transformers" if to == "huggingface" else to)
-    checkpoint = load_checkpoint(last(train_translation(train, "three ways")))
+    checkpoint = load_checkpoint(last(train, "three ways"))
     task = {**checkpoint["cfg"]["task"], "lang_pairs": "de-en,en-de"}
     path = tmp_path / "multilingual.pt"
     torch.save({**checkpoint, "cfg": {**checkpoint["cfg"], "task": task}}, path)
-    export(path, tmp_path / "out", to=to, status=2)
-    assert f"one language pair, for --to {to}" in capsys.readouterr().err
+    error = export(path, tmp_path / "out", to=to, rc=2)
+    assert f"one language pair, for --to {to}" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_a_language_model(transformers, train, tmp_path):
-    checkpoint = last(train_lm(train))
+def test_a_language_model(transformers, train, export, tmp_path):
+    checkpoint = last(train, "language model")
     out = export(checkpoint, tmp_path / "hf")
     model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
@@ -128,9 +131,9 @@ def dictionary_of(checkpoint):
     return [line.split()[0] for line in lines]
 
 
-def test_ctranslate2_scores_a_language_model(train, tmp_path):
+def test_ctranslate2_scores_a_language_model(train, export, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    checkpoint = last(train_lm(train))
+    checkpoint = last(train, "language model")
     out = export(checkpoint, tmp_path / "ct2", to="ctranslate2")
     generator = ctranslate2.Generator(str(out), device="cpu")
     plain = plain_checkpoint(load_checkpoint(checkpoint))
@@ -144,40 +147,39 @@ def test_ctranslate2_scores_a_language_model(train, tmp_path):
 
 
 def test_plain_checkpoints_of_fairseq_and_a_folder_of_dictionaries(
-    transformers, train, tiny_translation_data, tmp_path, monkeypatch, capsys
+    transformers, train, export, tiny_translation_data, tmp_path
 ):
-    checkpoint = last(train("transformer", "cross_entropy"))
+    checkpoint = train("transformer", "cross_entropy") / "checkpoint_last.pt"
     state = torch_load(checkpoint, map_location="cpu")
     task = state["cfg"]["task"]
     (task if isinstance(task, dict) else vars(task))["data"] = "/moved/away"
     moved = tmp_path / "moved.pt"
     torch.save(state, moved)
     out = tmp_path / "hf"
-    export(moved, out, status=2)
-    assert "--data" in capsys.readouterr().err and not out.exists()
+    assert "--data" in export(moved, out, rc=2) and not out.exists()
     export(moved, out, "--data", tiny_translation_data)
     assert json.loads((out / "config.json").read_text())["model_type"] == "fsmt"
 
 
-def test_nothing_is_left_of_a_model_with_other_logits(transformers, train, tmp_path, monkeypatch):
-    checkpoint = last(train_translation(train, "three ways"))
+def test_nothing_is_left_of_a_model_with_other_logits(
+    transformers, train, export, tmp_path, monkeypatch
+):
     monkeypatch.setattr(writer, "_compare", lambda *_: LogitCheck(1.0, 1.0))
-    export(checkpoint, tmp_path / "hf", status=2)
+    export(last(train, "three ways"), tmp_path / "hf", rc=2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
 def test_a_full_disk_is_named_and_leaves_what_was_there(
-    to, transformers, train, tmp_path, monkeypatch, capsys
+    to, transformers, train, export, tmp_path, monkeypatch
 ):
     """A limit on the size of files stands for it; safetensors has an error of its own for it."""
     resource = pytest.importorskip("resource")
     if to == "ctranslate2":
         pytest.importorskip("ctranslate2")
-    checkpoint = last(train_translation(train, "three ways"))
+    checkpoint = last(train, "three ways")
     out = export(checkpoint, tmp_path / "out", to=to)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    capsys.readouterr()
     save, limits = torch.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save_with_space(*arguments, **options):  # in the temporary folder
@@ -188,27 +190,23 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(
     monkeypatch.setattr(torch, "save", save_with_space)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        export(checkpoint, out, "--overwrite", to=to, status=2)
+        said = export(checkpoint, out, "--overwrite", to=to, rc=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    said = capsys.readouterr().err
     assert "out to be written" in said and "too large" in said and "another folder" in said
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_only_folders_of_the_format_are_replaced(transformers, train, tmp_path, capsys):
-    checkpoint = last(train_translation(train, "three ways"))
-    out = tmp_path / "hf"
+def test_only_folders_of_the_format_are_replaced(transformers, train, export, tmp_path):
+    checkpoint, out = last(train, "three ways"), tmp_path / "hf"
     out.mkdir()
     (out / "precious.txt").touch()
-    export(checkpoint, out, status=2)
-    assert "--overwrite" in capsys.readouterr().err
-    export(checkpoint, out, "--overwrite", status=2)
-    assert "config.json" in capsys.readouterr().err and (out / "precious.txt").exists()
-    (out / "config.json").touch()
-    export(checkpoint, out, "--overwrite", status=2)
-    assert "precious.txt" in capsys.readouterr().err and (out / "precious.txt").exists()
+    assert "--overwrite" in export(checkpoint, out, rc=2)
+    for named in ("config.json", "precious.txt"):
+        assert named in export(checkpoint, out, "--overwrite", rc=2)
+        assert (out / "precious.txt").exists()
+        (out / "config.json").touch()
     (out / "precious.txt").unlink()
     for _ in range(2):
         export(checkpoint, out, "--overwrite")
@@ -216,27 +214,22 @@ def test_only_folders_of_the_format_are_replaced(transformers, train, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     copy = out / "mine.pt"
     copy.write_bytes(checkpoint.read_bytes())
-    export(copy, out, "--overwrite", status=2)
-    assert "no input" in capsys.readouterr().err and copy.exists()
+    assert "no input" in export(copy, out, "--overwrite", rc=2) and copy.exists()
 
 
-def test_flags_of_another_format(train, tmp_path, capsys):
-    checkpoint = last(train_translation(train, "three ways"))
-    for to, flags, said in (
-        ("fairseq", ("--data", "."), "--data"),
-        ("huggingface", ("--quantization", "int8"), "--to ctranslate2"),
-        ("huggingface", ("--bpe-codes", "a", "--sentencepiece-model", "b"), "both"),
-        ("huggingface", ("--bpe-codes", tmp_path / "none"), "no such file"),
-        ("ctranslate2", ("--quantization", "int3"), "int8"),
-    ):
-        export(checkpoint, tmp_path / "out", *flags, to=to, status=2)
-        assert said in capsys.readouterr().err
+@pytest.mark.parametrize("to, flags, said", [
+    ("fairseq", ("--data", "."), "--data"),
+    ("huggingface", ("--quantization", "int8"), "--to ctranslate2"),
+    ("huggingface", ("--bpe-codes", "a", "--sentencepiece-model", "b"), "both"),
+    ("huggingface", ("--bpe-codes", "/none"), "no such file"),
+    ("ctranslate2", ("--quantization", "int3"), "int8"),
+])  # fmt: skip
+def test_flags_of_another_format(to, flags, said, train, export, tmp_path):
+    assert said in export(last(train, "three ways"), tmp_path / "out", *flags, to=to, rc=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_transformers(train, tmp_path, monkeypatch, capsys):
+def test_without_transformers(train, export, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    checkpoint = last(train_translation(train, "three ways"))
-    export(checkpoint, tmp_path / "hf", status=2)
-    assert "spectral-fairseq[export]" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    error = export(last(train, "three ways"), tmp_path / "hf", rc=2)
+    assert "spectral-fairseq[export]" in error and list(tmp_path.iterdir()) == []

@@ -13,36 +13,42 @@ from spectral_fairseq.commands import user_dir
 from spectral_fairseq.commands.main import SUBCOMMANDS, main
 from spectral_fairseq.errors import CheckpointError
 from tests.checkpoints.made import cone, entries, save, with_padding
+from tests.new_process import HOME
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": HOME}
 
 
-def test_version(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == f"spectral-fairseq {spectral_fairseq.__version__}\n"
+@pytest.fixture
+def ends(capsys):
+    """What is printed by a command line that ends without running a subcommand."""
+
+    def run(*argv, rc=0):
+        with pytest.raises(SystemExit) as stop:
+            main([*argv])
+        assert stop.value.code == rc
+        printed = capsys.readouterr()
+        return printed.err if rc else printed.out
+
+    return run
+
+
+def test_version(ends):
+    assert ends("--version") == f"spectral-fairseq {spectral_fairseq.__version__}\n"
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_subcommand_has_a_short_help_with_an_example(name, capsys, monkeypatch):
+def test_every_subcommand_has_a_short_help_with_an_example(name, ends, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ends(name, "--help").splitlines()
     assert f"spectral-fairseq {name}" in lines[0]
     assert len(lines) <= 50 and max(map(len, lines)) <= 80
     assert len([line for line in lines if line.startswith("Example: ")]) == 1
 
 
-def test_rare_options_are_shown_on_demand(capsys):
-    shown = {}
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as stop:
-            main(["evaluate-lm", flag])
-        assert stop.value.code == 0
-        shown[flag] = capsys.readouterr().out
+def test_rare_options_are_shown_on_demand(ends):
+    common, all_options = ends("evaluate-lm", "--help"), ends("evaluate-lm", "--help-all")
     for name in ("--dynamic-batches", "--no-verify", "--debug"):
-        assert name not in shown["--help"] and name in shown["--help-all"]
+        assert name not in common and name in all_options
 
 
 SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
@@ -79,11 +85,10 @@ for argv in json.loads(sys.argv[1]):
 def test_only_what_is_needed_is_imported(commands, slow, tmp_path):
     save(tmp_path / "one.pt", entries(with_padding(cone())))
     np.save(tmp_path / "one.npy", cone().numpy())
-    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS, json.dumps([argv for argv, _ in commands])],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )
@@ -95,11 +100,8 @@ def test_only_what_is_needed_is_imported(commands, slow, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-subcommand"]])
-def test_usage_errors(argv, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(argv)
-    assert stop.value.code == 2
-    assert "usage: spectral-fairseq" in capsys.readouterr().err
+def test_usage_errors(argv, ends):
+    assert "usage: spectral-fairseq" in ends(*argv, rc=2)
 
 
 def test_an_error_is_one_message_without_traceback(tmp_path, capsys):
@@ -144,10 +146,7 @@ def test_a_reader_that_leaves_is_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
     argv = [sys.executable, "-m", "spectral_fairseq.commands.main", "doctor"]
-    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
-    done = subprocess.run(
-        argv, stdout=writing, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, env=ENVIRONMENT)
     os.close(writing)
     assert done.returncode == 141
     assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
@@ -171,10 +170,7 @@ def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
     ],
 )
 def test_output_that_cannot_be_written_is_no_traceback(argv, redirection, status):
-    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
     command = f"{sys.executable} -m spectral_fairseq.commands.main {argv} {redirection}"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=ENVIRONMENT)
     assert done.returncode == status and b"Traceback" not in done.stderr
     assert (b"No space left" in done.stderr) == (status == 2)

@@ -9,7 +9,6 @@ import torch
 from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint, read_torch_file
 from spectral_fairseq.checkpoints.table_entries import dense_form, entries_by_module, factored_kind
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.provenance import skip_broken_torchaudio
 
 ZERO, SAME = 9, 12
@@ -33,13 +32,12 @@ def damaged(path, to, kind):
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_sc", "transformer_wn"])
-def test_a_fairseq_checkpoint_is_repaired(train, arch, tmp_path, capsys):
+def test_a_fairseq_checkpoint_is_repaired(train, arch, command, tmp_path):
     folder = train(arch, "cross_entropy", "--share-all-embeddings")
     path = damaged(folder / "checkpoint_last.pt", tmp_path / "damaged.pt", arch)
     before, original = load_checkpoint(path)["model"], path.read_bytes()
     out = tmp_path / "repaired.pt"
-    assert main(["repair", str(path), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed = command("repair", path, "--out", out)
     assert "rows to repair" in printed and "before" in printed and path.read_bytes() == original
     checkpoint = load_checkpoint(out)
     after = checkpoint["model"]
@@ -60,7 +58,7 @@ def test_a_fairseq_checkpoint_is_repaired(train, arch, tmp_path, capsys):
     assert all(torch.equal(after[name], after[tables[0]]) for name in tables)
 
 
-def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
+def test_a_model_of_transformers_is_repaired(command, tmp_path):
     pytest.importorskip("safetensors")
     skip_broken_torchaudio()
     transformers = pytest.importorskip("transformers")
@@ -76,8 +74,8 @@ def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
     (tmp_path / "model" / "notes.txt").write_text("kept", "utf-8")
     before = {key: value.clone() for key, value in open_model(tmp_path / "model").tensors.items()}
     out = tmp_path / "repaired"
-    assert main(["repair", str(tmp_path / "model"), "--out", str(out), "--fill", "normal"]) == 0
-    assert capsys.readouterr().out.count(": 1 rows to repair") == 2
+    printed = command("repair", tmp_path / "model", "--out", out, "--fill", "normal")
+    assert printed.count(": 1 rows to repair") == 2
     loaded = transformers.LlamaForCausalLM.from_pretrained(out)
     assert loaded.lm_head.weight[ZERO].norm() > 0.01
     assert (out / "notes.txt").read_text("utf-8") == "kept"
@@ -86,11 +84,11 @@ def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
         assert torch.equal(value[rows], before[name][rows]), name
     single = shutil.copyfile(tmp_path / "model" / "model.safetensors", tmp_path / "one.safetensors")
     one = tmp_path / "two.safetensors"
-    assert main(["repair", str(single), "--out", str(one), "--rows", "zero"]) == 0
+    command("repair", single, "--out", one, "--rows", "zero")
     assert open_model(one).tensors["lm_head.weight"][ZERO].norm() > 0
 
 
-def test_state_dicts_of_torch_are_repaired(tmp_path, capsys):
+def test_state_dicts_of_torch_are_repaired(command, tmp_path):
     """``pytorch_model.bin`` of a folder, a file alone, and none that holds more than weights."""
     torch.manual_seed(0)
     table, bias = torch.rand(60, 8), torch.rand(60)
@@ -105,20 +103,19 @@ def test_state_dicts_of_torch_are_repaired(tmp_path, capsys):
         (model, tmp_path / "repaired"),
         (model / "pytorch_model.bin", tmp_path / "one.pt"),
     ):
-        assert main(["repair", str(source), "--out", str(out)]) == 0
+        command("repair", source, "--out", out)
         file = out / "pytorch_model.bin" if source is model else out
         found, _ = read_torch_file(file)
         assert list(found) == list(state) and torch.equal(found["lm_head.bias"], bias)
         assert found[names[0]][ZERO].norm() > 0.01
         assert torch.equal(found[names[0]], found[names[1]])
-    capsys.readouterr()
     torch.save({"state_dict": state, "optimizer": {}}, tmp_path / "loop.pt")
-    assert main(["repair", str(tmp_path / "loop.pt"), "--out", str(tmp_path / "no.pt")]) == 2
-    assert "a state dict that torch saved" in capsys.readouterr().err
+    error = command("repair", tmp_path / "loop.pt", "--out", tmp_path / "no.pt", rc=2)
+    assert "a state dict that torch saved" in error
     assert not (tmp_path / "no.pt").exists()
 
 
-def test_a_part_of_a_model_is_not_repaired_alone(tmp_path, capsys):
+def test_a_part_of_a_model_is_not_repaired_alone(command, tmp_path):
     """The file that was written held the changed tensors of all parts, and the others of one."""
     save = pytest.importorskip("safetensors.torch").save_file
     torch.manual_seed(0)
@@ -127,22 +124,16 @@ def test_a_part_of_a_model_is_not_repaired_alone(tmp_path, capsys):
         table[ZERO] = 0
         save({name: table}, tmp_path / f"model-0000{number}-of-00002.safetensors")
     first, out = tmp_path / "model-00001-of-00002.safetensors", tmp_path / "out"
-    assert main(["repair", str(first), "--out", str(out)]) == 2
-    assert "Give the model's folder" in capsys.readouterr().err and not out.exists()
-    assert main(["repair", str(tmp_path), "--out", str(out)]) == 0
+    error = command("repair", first, "--out", out, rc=2)
+    assert "Give the model's folder" in error and not out.exists()
+    command("repair", tmp_path, "--out", out)
     for name, table in open_model(out).tensors.items():
         assert table[ZERO].norm() > 0.01, name
 
 
-def test_the_input_and_what_exists_are_never_replaced(train, tmp_path, capsys):
-    folder = train("transformer", "cross_entropy", "--share-all-embeddings")
-    path = damaged(folder / "checkpoint_last.pt", tmp_path / "damaged.pt", "transformer")
-    for out, *more in ((path,), (path, "--overwrite"), (folder / "checkpoint_last.pt",)):
-        assert main(["repair", str(path), "--out", str(out), *more]) == 2
-    assert "error" in capsys.readouterr().err
-    out = tmp_path / "out.pt"
-    assert main(["repair", str(path), "--out", str(out), "--rows", "initial"]) == 2
-    assert "--initial-length" in capsys.readouterr().err
-    assert main(["repair", str(path), "--out", str(out), "--table", "none"]) == 2
-    assert main(["repair", str(path), "--out", str(out), "--rows", "long"]) == 0
-    assert "nothing was written" in capsys.readouterr().out and not out.exists()
+def test_what_is_not_found_is_not_written(train, command, tmp_path):
+    folder, out = train("transformer", "cross_entropy", "--share-all-embeddings"), tmp_path / "out"
+    repair = ("repair", folder / "checkpoint_last.pt", "--out", out)
+    assert "--initial-length" in command(*repair, "--rows", "initial", rc=2)
+    assert "Choose one with --table" in command(*repair, "--table", "none", rc=2)
+    assert "nothing was written" in command(*repair, "--rows", "long") and not out.exists()

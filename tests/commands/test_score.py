@@ -1,5 +1,6 @@
 """``spectral-fairseq score``, against figures that were computed by hand."""
 
+import functools
 import io
 import math
 import os
@@ -7,7 +8,6 @@ import sys
 
 import pytest
 
-from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.score import bleu_details, nbest_bleu, read_generated
 from spectral_fairseq.errors import DataError
 from tests.reference import evaluation as naive
@@ -24,34 +24,37 @@ BLEU = 100 * (8 / 9 * 6 / 7 * 4 / 5 * 2 / 3) ** 0.25
 def files(tmp_path):
     (tmp_path / "sys").write_text(TRANSLATIONS, "utf-8")
     (tmp_path / "ref").write_text(REFERENCES, "utf-8")
-    return ["score", "--sys", str(tmp_path / "sys"), "--ref", str(tmp_path / "ref")]
+    return ["--sys", tmp_path / "sys", "--ref", tmp_path / "ref"]
 
 
-def test_bleu_of_words(files, capsys):
-    assert main([*files, "--ignore-case"]) == 0
-    printed = capsys.readouterr().out
+@pytest.fixture
+def score(command, files):
+    """What the command prints of both files."""
+    return functools.partial(command, "score", *files)
+
+
+def test_bleu_of_words(score):
+    printed = score("--ignore-case")
     assert printed.startswith(f"BLEU4 = {BLEU:.2f}, 88.9/85.7/80.0/66.7 (BP=1.000,")
-    assert main([*files, "--order", "1"]) == 0
-    assert capsys.readouterr().out.startswith("BLEU1 = 66.67, 66.7 (")
+    assert score("--order", 1).startswith("BLEU1 = 66.67, 66.7 (")
 
 
-def test_sacrebleu(files, capsys):
-    assert main([*files, "--ignore-case", "--sacrebleu"]) == 0
-    assert capsys.readouterr().out.startswith(f"BLEU = {BLEU:.2f} 88.9/85.7/80.0/66.7 (BP = 1.000")
+def test_sacrebleu(score):
+    printed = score("--ignore-case", "--sacrebleu")
+    assert printed.startswith(f"BLEU = {BLEU:.2f} 88.9/85.7/80.0/66.7 (BP = 1.000")
 
 
-def test_sentences(files, capsys):
-    assert main([*files, "--ignore-case", "--sentence-bleu"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+def test_sentences(score):
+    first, second = score("--ignore-case", "--sentence-bleu").splitlines()
     smoothed = 100 * math.prod([4 / 5, 4 / 5, 3 / 4, 2 / 3]) ** 0.25
     assert first.startswith(f"0 BLEU4 = {smoothed:.2f}, ")
     assert second.startswith("1 BLEU4 = 100.00, 100.0/100.0/100.0/100.0 ")
 
 
-def test_standard_input_and_short_flags(files, capsys, monkeypatch):
+def test_standard_input_and_short_flags(files, command, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(REFERENCES))
-    assert main(["score", "-r", files[-1], "-o", "2"]) == 0
-    assert capsys.readouterr().out.startswith("BLEU2 = 100.00, 100.0/100.0 ")
+    printed = command("score", "-r", files[-1], "-o", 2)
+    assert printed.startswith("BLEU2 = 100.00, 100.0/100.0 ")
 
 
 @pytest.mark.parametrize("more, text, match", [
@@ -61,15 +64,14 @@ def test_standard_input_and_short_flags(files, capsys, monkeypatch):
     (["--order", "5"], "w1\nw2\n", "<= 4"),
     (["--ref", "absent"], "w1\nw2\n", "no such file"),
 ])  # fmt: skip
-def test_refusals(more, text, match, files, tmp_path, capsys):
+def test_refusals(more, text, match, score, tmp_path):
     (tmp_path / "sys").write_text(text, "utf-8")
-    assert main([*files, *more]) == 2
-    assert match in capsys.readouterr().err
+    assert match in score(*more, rc=2)
 
 
-def test_one_kind_of_score(files, capsys):
+def test_one_kind_of_score(score, capsys):
     with pytest.raises(SystemExit):
-        main([*files, "--sacrebleu", "--sentence-bleu"])
+        score("--sacrebleu", "--sentence-bleu")
     assert "not allowed with" in capsys.readouterr().err
 
 

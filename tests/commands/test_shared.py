@@ -1,12 +1,14 @@
 """What subcommands share: outputs written whole or refused, and checksums that are looked at."""
 
 import os
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from spectral_fairseq.commands.main import main
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.shared import check_output, naming_full_disk, save_atomically
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import flipped
@@ -36,6 +38,66 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
         check_output(astray, [], overwrite=True)
 
 
+WRITERS = {"average": ("--output",), "export": (), "repair": ("--out",)}
+
+
+@pytest.fixture
+def source(train, tmp_path):
+    """A checkpoint with a row that is repaired."""
+    checkpoint = load_checkpoint(block_checkpoint(train))
+    checkpoint["model"]["decoder.embed_tokens.U"][9] = 0
+    torch.save(checkpoint, tmp_path / "in.pt")
+    return tmp_path / "in.pt"
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_input_is_replaced_and_nothing_else_unasked(writer, source, command, tmp_path):
+    link, out, argv = tmp_path / "link.pt", tmp_path / "out.pt", (writer, source, *WRITERS[writer])
+    link.symlink_to(source)
+    content = source.read_bytes()
+    for same in (source, link):
+        assert "an output that is not an input" in command(*argv, same, "--overwrite", rc=2)
+    assert "found a folder" in command(*argv, tmp_path, "--overwrite", rc=2)
+    assert "no such folder" in command(*argv, tmp_path / "no" / "out.pt", rc=2)
+    out.write_text("precious")
+    assert "--overwrite" in command(*argv, out, rc=2) and out.read_text() == "precious"
+    command(*argv, out, "--overwrite")
+    assert load_checkpoint(out)["model"] and source.read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == [source, link, out]
+
+
+# torch's writer reports a full disk as an error of its own, also where it closes the archive.
+OF_TORCH = RuntimeError, "[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0"
+OF_DISK = OSError, "disk full"
+
+
+@pytest.mark.parametrize("errors, said", [
+    ([OF_TORCH], "found no space left.*Free some"),
+    ([OF_DISK], "disk full"),
+    ([OF_DISK, OF_TORCH], "disk full"),
+])  # fmt: skip
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_failed_write_leaves_the_old_file(
+    writer, errors, said, source, command, tmp_path, monkeypatch
+):
+    out = tmp_path / "out.pt"
+    out.write_text("precious")
+
+    def fail(checkpoint, file, **options):
+        Path(file).write_bytes(b"half")
+        (kind, text), *later = errors
+        try:
+            raise kind(text)
+        finally:
+            for kind, text in later:
+                raise kind(text)
+
+    monkeypatch.setattr(torch, "save", fail)
+    error = command(writer, source, *WRITERS[writer], out, "--overwrite", rc=2)
+    assert re.search(f"out.pt to be written; .*{said}", error)
+    assert out.read_text() == "precious" and sorted(tmp_path.iterdir()) == [source, out]
+
+
 COMMANDS = {
     "analyze": ("{}",),
     "compare": ("{}", "{}"),
@@ -46,33 +108,18 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_damage_is_found_unless_told_otherwise(command, train, tiny_lm_data, tmp_path, capsys):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_damage_is_found_unless_told_otherwise(name, command, train, tiny_lm_data, tmp_path):
     path = tmp_path / "flipped.pt"
     shutil.copy(block_checkpoint(train), path)
     flipped(path, "data/0")
     data = tmp_path / "data"
     shutil.copytree(tiny_lm_data, data)
     (data / "sentences").write_text("w3 w1\n", "utf-8")
-    argv = [one.format(path).replace("DATA", str(data)) for one in COMMANDS[command]]
-    assert main([command, *argv]) == 2
-    error = capsys.readouterr().err
+    argv = [one.format(path).replace("DATA", str(data)) for one in COMMANDS[name]]
+    error = command(name, *argv, rc=2)
     assert "checksum" in error and "see --no-verify" in error
-    assert main([command, *argv, "--no-verify"]) == 0
-
-
-def test_a_full_disk_is_named_and_nothing_is_damaged(tmp_path, monkeypatch):
-    """torch's writer reports a full disk as an error of its own."""
-    out = tmp_path / "out.pt"
-    save_atomically({"a": 1}, out)
-
-    def full(*arguments, **options):
-        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OutputError, match="out.pt to be written; found no space left.*Free some"):
-        save_atomically({"a": 2}, out)
-    assert torch.load(out) == {"a": 1} and os.listdir(tmp_path) == ["out.pt"]
+    command(name, *argv, "--no-verify")
 
 
 @pytest.mark.parametrize(
