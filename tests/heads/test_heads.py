@@ -1,18 +1,19 @@
-"""The mixture heads: closed forms, tied tables, dropout, TorchScript and rank."""
+"""Mixtures and the adaptive softmax: closed forms, tied tables, dropout, TorchScript, rank."""
 
 import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.embeddings import TABLES, PlainEmbedding
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import empirical_rank
-from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.mixture import mix_scores
 from tests.functional.losses import leaves_and_targets
 from tests.reference import losses as reference
 
 PAD, WORDS, DIM, FEATURES = 1, 41, 6, 9
+CUTOFFS = (7, 9, 30)
 HEADS = (MixtureOfSoftmaxes, MixtureOfContexts)
 KINDS = {kind.kind: kind for kind in TABLES}
 NAIVE = {
@@ -23,23 +24,32 @@ NAIVE = {
 
 def head(cls, table="plain", components=3, **options):
     torch.manual_seed(7)
-    built = cls(KINDS[table](WORDS, DIM, PAD), FEATURES, components, **options)
-    if table == "svd":
-        nn.init.uniform_(built.table.sigma, 0.5, 1.5)
-        nn.init.normal_(built.table.V)
-    if built.bias is not None:
-        nn.init.normal_(built.bias)
+    table = KINDS[table](WORDS, DIM, PAD)
+    if cls is AdaptiveSoftmaxHead:
+        built = cls(table, CUTOFFS, init_std=1.0)
+    else:
+        built = cls(table, FEATURES, components, **options)
+    if isinstance(table, SVDEmbedding):
+        nn.init.uniform_(table.sigma, 0.5, 1.5)
+        nn.init.normal_(table.V, std=16)
+    for name, parameter in built.named_parameters():
+        if name in ("bias", "cluster_bias"):
+            nn.init.normal_(parameter)
     return built
 
 
-def batch():
+def batch(width=FEATURES):
     torch.manual_seed(8)
     targets = torch.randint(2, WORDS, (4, 5))
     targets[1, 2:] = PAD
-    return torch.randn(4, 5, FEATURES), targets
+    return torch.randn(4, 5, width), targets
 
 
 def naive_log_p(module, features):
+    if isinstance(module, AdaptiveSoftmaxHead):
+        vectors = (module.table.weight, module.bias, module.cluster_weight, module.cluster_bias)
+        log_p = reference.log_adaptive_softmax(features.flatten(0, -2), *vectors, module.cutoffs)
+        return log_p.view(*features.shape[:-1], WORDS)
     latent = module.context_scale * torch.tanh(module.latent(features))
     contexts = latent.view(*features.shape[:-1], module.components, DIM)
     prior = module.prior(features).log_softmax(-1)
@@ -60,12 +70,17 @@ def test_scores_held_at_once_mix_alike(scale):
     torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+WAYS = [
+    *((cls, way) for cls in HEADS for way in ({}, {"bias": True, "context_scale": 4.0})),
+    (AdaptiveSoftmaxHead, {}),
+]
+
+
 @pytest.mark.parametrize("table", KINDS)
-@pytest.mark.parametrize("cls", HEADS)
-def test_forward_is_the_normalised_closed_form(cls, table, bias):
-    scale = 4.0 if bias else 1.0
-    module, (features, _) = head(cls, table, bias=bias, context_scale=scale), batch()
+@pytest.mark.parametrize("cls, options", WAYS)
+def test_forward_is_the_normalised_closed_form(cls, options, table):
+    module = head(cls, table, **options).double()
+    features = batch(DIM if cls is AdaptiveSoftmaxHead else FEATURES)[0].double()
     found = module(features)
     assert found.shape == (4, 5, WORDS)
     torch.testing.assert_close(found, naive_log_p(module, features))
@@ -79,12 +94,12 @@ def gradients(loss, leaves):
     return [leaf.grad for leaf in leaves.values()]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("table", KINDS)
-@pytest.mark.parametrize("cls", HEADS)
-def test_loss_and_every_gradient_equal_the_naive_form(cls, table, smoothing):
-    scale = 4.0 if smoothing else 1.0
-    module, (features, targets) = head(cls, table, bias=True, context_scale=scale).double(), batch()
+@pytest.mark.parametrize("cls, options", WAYS)
+def test_loss_and_every_gradient_equal_the_naive_form(cls, options, table):
+    smoothing = 0.1 if options else 0.0
+    module = head(cls, table, **options).double()
+    features, targets = batch(DIM if cls is AdaptiveSoftmaxHead else FEATURES)
     features = features.double().requires_grad_()
     leaves = dict(module.named_parameters(), features=features)
     loss, _, nll, _ = module.loss(features, targets, smoothing, PAD)
@@ -96,6 +111,7 @@ def test_loss_and_every_gradient_equal_the_naive_form(cls, table, smoothing):
     expected = gradients(expected_loss, leaves)
     torch.testing.assert_close(loss, expected_loss)
     torch.testing.assert_close(nll, expected_nll)
+    assert not nll.requires_grad and not features.grad[targets.eq(PAD)].any()
     for name, ours, theirs in zip(leaves, found, expected):
         if name == "table.U":  # its hook takes the padding row's gradient away, in both
             assert ours[PAD].eq(0).all()
@@ -184,3 +200,34 @@ def test_impossible_options_are_refused(cls):
     for dropout in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="`dropout`"):
             head(cls, dropout=dropout)
+
+
+# The adaptive softmax
+
+
+def test_a_factored_table_is_not_multiplied_out(monkeypatch):
+    module, (features, targets) = head(AdaptiveSoftmaxHead, "svd"), batch(DIM)
+
+    def built(self):
+        raise AssertionError("W was built")
+
+    monkeypatch.setattr(SVDEmbedding, "weight", property(built))
+    module(features)
+    module.loss(features, targets)[0].backward()
+
+
+def test_the_same_checkpoint_serves_every_table():
+    plain = head(AdaptiveSoftmaxHead).double()
+    svd = AdaptiveSoftmaxHead(SVDEmbedding(WORDS, DIM, PAD), CUTOFFS).double()
+    state = {f"head.{key}": value for key, value in plain.state_dict().items()}
+    svd.table.upgrade_state_dict_named(state, "head.table")
+    svd.load_state_dict({key[len("head.") :]: value for key, value in state.items()})
+    features = batch(DIM)[0].double()
+    torch.testing.assert_close(svd(features), plain(features), rtol=1e-6, atol=1e-6)
+
+
+def test_what_the_adaptive_softmax_cannot_do_is_refused():
+    with pytest.raises(ConfigurationError, match="`label_smoothing` 0"):
+        head(AdaptiveSoftmaxHead).loss(*batch(DIM), 0.1, PAD)
+    with pytest.raises(ConfigurationError, match="below 41"):
+        AdaptiveSoftmaxHead(PlainEmbedding(WORDS, DIM, PAD), (20, 41))
