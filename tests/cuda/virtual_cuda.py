@@ -20,7 +20,6 @@ import collections
 import contextlib
 import functools
 import sys
-from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 from unittest import mock
 
@@ -193,9 +192,7 @@ class _Dispatch(TorchDispatchMode):
         if asked is not None:
             kwargs["device"] = CPU
             asked = kind_of(asked)
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        here = self._place(func, name, tensors, places, asked, args, kwargs)
+        here = self._place(func, name, tensors, places, asked, args)
         before = {t.untyped_storage()._cdata for t in tensors if t.layout == torch.strided}
         out = WIDE_PRODUCTS.get(func, func)(*args, **kwargs)
         for t in _leaves(out):
@@ -206,20 +203,17 @@ class _Dispatch(TorchDispatchMode):
         if name == "_pack_padded_sequence":
             mark(out[1], "cpu")
         if here == "cuda" or "cuda" in places:
-            self._count(func, name, tensors, args, kwargs)
+            self._count(func, name, args, kwargs)
         return out
 
-    def _place(self, func, name, tensors, places, asked, args, kwargs) -> Optional[str]:
+    def _place(self, func, name, tensors, places, asked, args) -> Optional[str]:
         if name in ("_to_copy", "copy_"):
             if name == "copy_":
                 source, target = place(args[1]), place(args[0])
-                self._copied(source, target)
-                return target
-            source = place(args[0])
-            if source is None:
-                return asked
-            # Python's .cpu() and .to("cpu") never come here; C++ passes the books' CPU on.
-            target = "cuda" if asked == "cuda" else source
+            else:
+                source = place(args[0])
+                # Python's .cpu() and .to("cpu") never come here; C++ passes the books' CPU on.
+                target = "cuda" if asked == "cuda" else source
             self._copied(source, target)
             return target
         if not tensors:
@@ -266,13 +260,10 @@ class _Dispatch(TorchDispatchMode):
     @staticmethod
     def _is_masked_fill(args) -> bool:
         indices = [i for i in args[1] if i is not None]
-        return (
-            len(indices) == 1
-            and indices[0].dtype in (torch.bool, torch.uint8)
-            and args[2].numel() == 1
-        )
+        masks = [i for i in indices if i.dtype in (torch.bool, torch.uint8)]
+        return len(indices) == len(masks) == 1 == args[2].numel()
 
-    def _count(self, func, name, tensors, args, kwargs) -> None:
+    def _count(self, func, name, args, kwargs) -> None:
         log = self.log
         if name in SYNCS:
             log.add("sync", SYNCS[name])
@@ -329,11 +320,6 @@ class _Python:
                 log.add("sync", "tolist")
             return _tolist(tensor)
 
-        def new(tensor, *args, _new=T.new, **kwargs):
-            out = _new(tensor, *args, **kwargs)
-            mark(out, place(tensor))
-            return out
-
         def new_tensor(tensor, data, _new_tensor=T.new_tensor, **kwargs):
             out = _new_tensor(tensor, data, **kwargs)
             mark(out, "cpu")
@@ -346,17 +332,14 @@ class _Python:
 
         yield T, "device", property(lambda tensor: CUDA if on_gpu(tensor) else CPU)
         yield T, "is_cuda", property(on_gpu)
-        yield T, "get_device", lambda tensor: 0 if on_gpu(tensor) else -1
         yield T, "cuda", cuda
         yield T, "cpu", cpu
         yield T, "to", _to_method(self, T.to)
         yield T, "type_as", type_as
         yield T, "numpy", numpy
         yield T, "tolist", tolist
-        yield T, "new", new
         yield T, "new_tensor", new_tensor
         yield T, "__deepcopy__", deepcopy
-        yield T, "pin_memory", lambda tensor, *a, **k: tensor
         for (module, name), count in self.FUSED.items():
             yield module, name, self._fused(name, getattr(module, name), count)
         for name in self.FACTORIES:
@@ -398,11 +381,10 @@ class _Python:
         @functools.wraps(function)
         def run(data, *args, **kwargs):
             device = kwargs.pop("device", None)
+            out = function(data, *args, **kwargs)
             if isinstance(data, torch.Tensor):
-                out = function(data, *args, **kwargs)
                 mark(out, place(data)) if out is not data else None
             else:
-                out = function(data, *args, **kwargs)
                 mark(out, "cpu")
                 leaves = _leaves(data)
                 if any(isinstance(x, torch.Tensor) and on_gpu(x) for x in leaves):
@@ -453,37 +435,13 @@ def _to_method(python: _Python, original: Any) -> Any:
 class _Autocast(torch.autocast):
     """``torch.autocast("cuda")`` of tensors that lie on the CPU in truth."""
 
-    def __init__(
-        self,
-        device_type: str = "cuda",
-        dtype: Any = None,
-        enabled: bool = True,
-        cache_enabled: Any = None,
-    ) -> None:
-        if device_type == "cuda" and dtype is None:
-            dtype = torch.float16
-        super().__init__(
-            "cpu", dtype=dtype or torch.bfloat16, enabled=enabled, cache_enabled=cache_enabled
-        )
-
-
-def _properties(*_: Any) -> Any:
-    return SimpleNamespace(
-        name="virtual", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132
-    )
-
-
-class _Device(contextlib.nullcontext):
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
+    def __init__(self, device_type: str = "cuda", dtype: Any = None, **options: Any) -> None:
+        default = torch.float16 if device_type == "cuda" else torch.bfloat16
+        super().__init__("cpu", dtype=dtype or default, **options)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
-
-
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
 
 
 @contextlib.contextmanager
@@ -491,55 +449,37 @@ def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
     """Inside the block there is one CUDA device, with ``free_bytes`` of free memory."""
     log = Log()
     dispatch = _Dispatch(log)
-    nothing, zero = _nothing, _zero
     patches = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "_lazy_init": nothing,
+        "_lazy_init": _nothing,
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: False,
-        "set_device": nothing,
-        "get_device_properties": _properties,
-        "get_device_name": lambda *a: "virtual",
         "get_device_capability": lambda *a: (9, 0),
-        "empty_cache": nothing,
-        "max_memory_allocated": zero,
-        "memory_allocated": zero,
-        "max_memory_reserved": zero,
-        "memory_reserved": zero,
-        "reset_peak_memory_stats": nothing,
+        "memory_allocated": lambda *a: 0,
+        "memory_reserved": lambda *a: 0,
         "mem_get_info": lambda *a: (free_bytes, 80 * 2**30),
-        "memory_summary": lambda *a, **k: "",
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
-        "get_rng_state": lambda *a: torch.get_rng_state(),
-        "set_rng_state": nothing,
-        "device": _Device,
-        "device_of": _Device,
+        "manual_seed_all": _nothing,
         "is_bf16_supported": lambda *a: True,
     }
     with contextlib.ExitStack() as stack:
+
+        def patch(place, name, value):
+            stack.enter_context(mock.patch.object(place, name, value))
+
         for name, value in patches.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
-
-        def synchronize(*a):
-            log.add("sync", "torch.cuda.synchronize")
-
-        stack.enter_context(mock.patch.object(torch.cuda, "synchronize", synchronize))
+            patch(torch.cuda, name, value)
+        patch(torch.cuda, "synchronize", lambda *a: log.add("sync", "torch.cuda.synchronize"))
         # What lies behind the books is a CPU: no layer may ask cuDNN about its weights.
-        stack.enter_context(
-            mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
-        )
+        patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         # Optimisers of builds for CUDA ask the driver whether a graph is being captured.
         for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
             if hasattr(torch.optim.Optimizer, name):
-                stack.enter_context(mock.patch.object(torch.optim.Optimizer, name, _nothing))
-        stack.enter_context(mock.patch.object(torch, "autocast", _Autocast))
-        stack.enter_context(
-            mock.patch.object(torch.cuda.amp, "autocast", functools.partial(_Autocast, "cuda"))
-        )
+                patch(torch.optim.Optimizer, name, _nothing)
+        patch(torch, "autocast", _Autocast)
+        patch(torch.cuda.amp, "autocast", functools.partial(_Autocast, "cuda"))
         stack.enter_context(dispatch)
         for module, name, value in list(_Python(log, dispatch).patches()):
-            stack.enter_context(mock.patch.object(module, name, value))
+            patch(module, name, value)
         yield log
