@@ -21,11 +21,10 @@ from tests.plugin.conftest import (
     gradients,
     make_sample,
 )
+from tests.plugin.test_stateful_training import BATCHES, TINY, XL
 from tests.reference import losses as reference
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
-
-
 ADVERSARIAL = [
     *((head, kind, "auto") for head in ("mos", "moc") for kind in KINDS),
     *((name, None, form) for form in ("dense", "blockwise")
@@ -158,14 +157,9 @@ def test_a_capped_head_can_be_scripted(task):
         torch.testing.assert_close(torch.jit.script(output)(features), output(features))
 
 
-STREAMS = ("--task", "stateful_language_modeling", "--batch-size", "3")
 LANGUAGE_MODELS = {
-    "awd_lstm_wt2": ("--decoder-embed-dim", "16", "--decoder-hidden-size", "16"),
-    "transformer_xl_wt103": (
-        *("--adaptive-softmax-cutoff", "", "--decoder-embed-dim", "16", "--mem-len", "8"),
-        *("--decoder-layers", "1", "--decoder-attention-heads", "2"),
-        *("--decoder-ffn-embed-dim", "16"),
-    ),
+    "awd_lstm_wt2": (*TINY, *BATCHES),
+    "transformer_xl_wt103": (*XL, "--adaptive-softmax-cutoff", ""),
 }
 CAPPED = ("--embedding-type", "plain", "--logit-softcap", "1.5", "--z-loss", "0.01")
 
@@ -197,12 +191,11 @@ def test_the_cap_stays_with_the_model(train, run_cli, tiny_translation_data, tmp
 @pytest.mark.parametrize("arch", LANGUAGE_MODELS)
 def test_language_models_with_a_cap(arch, train, tiny_lm_data, capsys):
     """What evaluate-lm finds is what training found in validation."""
-    folder = train(arch, "regularized_cross_entropy", *STREAMS, *LANGUAGE_MODELS[arch], *CAPPED)
+    folder = train(arch, "regularized_cross_entropy", *LANGUAGE_MODELS[arch], *CAPPED)
     log = (folder / "log.txt").read_text("utf-8")
     in_training = float(re.findall(r"\| valid \|.*? loss ([\d.]+)", log)[-1])
-    best = folder / "checkpoint_best.pt"
     capsys.readouterr()
-    flags = ("--format", "json", "--cpu", "--streams", "3", "--segment", "16")
-    assert main(["evaluate-lm", str(best), str(tiny_lm_data), *flags]) == 0
+    flags = ("--format", "json", "--cpu", "--streams", "2", "--segment", "10")
+    assert main(["evaluate-lm", f"{folder}/checkpoint_last.pt", str(tiny_lm_data), *flags]) == 0
     (found,) = json.loads(capsys.readouterr().out)["figures"]
     assert found["bits"] == pytest.approx(in_training, abs=6e-4)

@@ -60,81 +60,85 @@ def configuration(setting, *flags):
     return OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"{setting.path}={value}"]))
 
 
-def begin_training(cfg, embedding_type, output_head="softmax", **flags):
-    task = Task(words())
-    model = build_model(task, embedding_type=embedding_type, output_head=output_head)
-    criterion = build_criterion(task, **flags)
-    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion)
-    WaysOfTraining(trainer).begin_training()
-    return controls_of(trainer)
+def begin_training(embedding_type, output_head="softmax", **flags):
+    """What begins a training of a configuration; it returns the controls of its tables."""
+
+    def begin(cfg):
+        task = Task(words())
+        model = build_model(task, embedding_type=embedding_type, output_head=output_head)
+        criterion = build_criterion(task, **flags)
+        trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion)
+        WaysOfTraining(trainer).begin_training()
+        return controls_of(trainer)
+
+    return begin
 
 
-def begin_averaging(cfg, *overrides):
-    check_configuration(OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides))))
+def begin_averaging(*overrides):
+    return lambda cfg: check_configuration(
+        OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides)))
+    )
 
 
-def split_off_the_table(cfg, **flags):
-    task = Task(words())
-    OmegaConf.set_struct(cfg, False)
-    cfg.criterion.update(flags)
-    table_options(cfg, build_model(task), task)
+def split_off_the_table(**flags):
+    def split(cfg):
+        task = Task(words())
+        OmegaConf.set_struct(cfg, False)
+        cfg.criterion.update(flags)
+        table_options(cfg, build_model(task), task)
+
+    return split
 
 
-# refusal -> flags of the training, what begins it, and what begins one that is not concerned
-ADAM = OPTIMIZERS["adam"]
+# refusal -> what begins a training that is concerned
+FROM_START = "optimizer.nt_asgd_from_start=true"
 BEGINNINGS = {
     refusals.CONTROL: [
-        (ADAM, lambda cfg: begin_training(cfg, "plain", **OFF, spectrum_decay=0.1)),
-        (ADAM, lambda cfg: begin_training(cfg, "plain", name="spectrum_control")),
+        begin_training("plain", **OFF, spectrum_decay=0.1),
+        begin_training("plain", name="spectrum_control"),
     ],
-    refusals.RENEWAL: [(ADAM, lambda cfg: begin_training(cfg, "svd", **OFF, svd_interval=1))],
+    refusals.RENEWAL: [begin_training("svd", **OFF, svd_interval=1)],
     refusals.SHARDED: [
-        (ADAM, lambda cfg: begin_training(cfg, "plain", name="mle_cosreg")),
-        (ADAM, lambda cfg: begin_training(cfg, "plain", name="weight_norm")),
-        (ADAM, lambda cfg: begin_training(cfg, "svd", **STOCK)),
-        (ADAM, lambda cfg: begin_training(cfg, "plain", "mos", **STOCK)),
+        begin_training("plain", name="mle_cosreg"),
+        begin_training("plain", name="weight_norm"),
+        begin_training("svd", **STOCK),
+        begin_training("plain", "mos", **STOCK),
     ],
     refusals.ROUNDED: [
-        (ADAM, lambda cfg: begin_training(cfg, "svd", name="spectrum_control")),
-        (ADAM, lambda cfg: begin_training(cfg, "weight-norm", name="spectrum_control")),
+        begin_training("svd", name="spectrum_control"),
+        begin_training("weight-norm", name="spectrum_control"),
     ],
     refusals.TABLE_GROUPS: [
-        (ADAM, lambda cfg: split_off_the_table(cfg, table_lr_scale=2.0)),
-        (ADAM, lambda cfg: split_off_the_table(cfg, table_weight_decay=0.1)),
+        split_off_the_table(table_lr_scale=2.0),
+        split_off_the_table(table_weight_decay=0.1),
     ],
-    refusals.NT_ASGD: [(NT_ASGD, begin_averaging)],
-    refusals.NT_ASGD_DOWNWARDS: [(NT_ASGD, begin_averaging)],
+    refusals.NT_ASGD: [begin_averaging()],
+    refusals.NT_ASGD_DOWNWARDS: [begin_averaging()],
     refusals.NT_ASGD_VALIDATION: [
-        (NT_ASGD, begin_averaging),
-        (
-            NT_ASGD,
-            lambda cfg: begin_averaging(
-                cfg, "optimizer.nt_asgd_from_start=true", "lr_scheduler.nt_asgd_stop=true"
-            ),
-        ),
+        begin_averaging(),
+        begin_averaging(FROM_START, "lr_scheduler.nt_asgd_stop=true"),
     ],
 }
 # Where the configuration is the same and nothing is refused.
 UNCONCERNED = {
-    refusals.CONTROL: lambda cfg: begin_training(cfg, "plain", **OFF),
-    refusals.RENEWAL: lambda cfg: begin_training(cfg, "svd", **OFF),
-    refusals.SHARDED: lambda cfg: begin_training(cfg, "plain", **STOCK),
-    refusals.ROUNDED: lambda cfg: begin_training(cfg, "plain", name="spectrum_control"),
-    refusals.TABLE_GROUPS: split_off_the_table,
-    refusals.NT_ASGD_VALIDATION: lambda cfg: begin_averaging(
-        cfg, "optimizer.nt_asgd_from_start=true"
-    ),
+    refusals.CONTROL: begin_training("plain", **OFF),
+    refusals.RENEWAL: begin_training("svd", **OFF),
+    refusals.SHARDED: begin_training("plain", **STOCK),
+    refusals.ROUNDED: begin_training("plain", name="spectrum_control"),
+    refusals.TABLE_GROUPS: split_off_the_table(),
+    refusals.NT_ASGD_VALIDATION: begin_averaging(FROM_START),
 }
 CASES = [
-    pytest.param(refusal, setting, *beginning, id=f"{setting.flag} for {refusal.feature}")
+    pytest.param(refusal, setting, begin, id=f"{setting.flag} for {refusal.feature}")
     for refusal, beginnings in BEGINNINGS.items()
     for setting in refusal.settings
-    for beginning in beginnings
+    for begin in beginnings
 ]
 
 
-@pytest.mark.parametrize("refusal, setting, flags, begin", CASES)
-def test_a_setting_of_fairseq(refusal, setting, flags, begin):
+@pytest.mark.parametrize("refusal, setting, begin", CASES)
+def test_a_setting_of_fairseq(refusal, setting, begin):
+    flags = NT_ASGD if "nt_asgd" in refusal.feature else OPTIMIZERS["adam"]
     cfg = configuration(setting, *flags)
     with pytest.raises(UnsupportedError) as caught:
         begin(cfg)
@@ -147,7 +151,8 @@ def test_a_setting_of_fairseq(refusal, setting, flags, begin):
 @pytest.mark.parametrize("setting", refusals.RENEWAL.settings, ids=lambda one: one.flag)
 def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog):
     with caplog.at_level("INFO"):
-        assert not begin_training(configuration(setting, *ADAM), "svd", name="spectrum_control")
+        cfg = configuration(setting, *OPTIMIZERS["adam"])
+        assert not begin_training("svd", name="spectrum_control")(cfg)
     assert "--svd-interval is 0" in caplog.text and setting.flag in caplog.text
 
 
@@ -233,12 +238,8 @@ def test_a_batch_of_what_is_refused(task, flags, match):
 
 
 @pytest.mark.parametrize("arch", [
-    "nonautoregressive_transformer",
-    "iterative_nonautoregressive_transformer",
-    "levenshtein_transformer",
-    "insertion_transformer",
-    "cmlm_transformer",
-    "nacrf_transformer",
+    "nonautoregressive_transformer", "iterative_nonautoregressive_transformer",
+    "levenshtein_transformer", "insertion_transformer", "cmlm_transformer", "nacrf_transformer",
 ])  # fmt: skip
 @pytest.mark.parametrize("criterion", ["mle_cosreg", "spectrum_control"])
 def test_models_that_ask_for_the_targets(task, arch, criterion):
@@ -347,29 +348,20 @@ def test_one_table_for_two_dictionaries(task, build, arch):
 
 # Tables that a flag cannot act on.
 
-TABLE_FLAGS = [
-    {"cosreg_weight": 1.0},
-    {"spectrum_weight": 0.1},
-    {"weight_norm_weight": 0.1},
-    {"spectral_normalization_weight": 0.1},
-    {"d_optimal_weight": 0.1},
-    {"normalized_d_optimal_weight": 0.1},
-    {"mean_vector_weight": 0.1},
-    {"gradient_gating": 0.02},
-]
-OF_ONE_KIND = [
-    ("plain", {"spectrum_decay": 1}),
-    ("plain", {"table_centering": 1}),
-    ("svd", {"svd_interval": 1}),
-]
+OF_EVERY_KIND = (
+    *("cosreg_weight", "spectrum_weight", "weight_norm_weight", "spectral_normalization_weight"),
+    *("d_optimal_weight", "normalized_d_optimal_weight", "mean_vector_weight", "gradient_gating"),
+)
+OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 
 
 @pytest.mark.parametrize(
-    "kind, flags", [*((kind, one) for one in TABLE_FLAGS for kind in KINDS), *OF_ONE_KIND]
+    "kind, flag", [*((kind, one) for one in OF_EVERY_KIND for kind in KINDS), *OF_ONE_KIND]
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_flags_of_a_table_that_is_not_trained(task, kind, flags, tied):
+def test_flags_of_a_table_that_is_not_trained(task, kind, flag, tied):
     """Each refuses a frozen table by its own name, and takes one that is trained."""
+    flags = {flag: 1 if flag == "svd_interval" else 0.1}
     shared = {"share_all_embeddings": tied, "share_decoder_input_output_embed": tied}
     model = build_model(task, embedding_type=kind, **shared)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,5 +1,6 @@
 """Control outside the optimiser, of plain tables and of factors, under fairseq's trainer."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,7 @@ from tests.plugin.test_same_training import (
     model_of,
     same_trainings,
 )
+from tests.plugin.test_stateful_training import XL
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
     OPTIMIZERS,
@@ -41,7 +43,6 @@ from tests.plugin.trainers import (
     excluded_rows,
     flattened_fp16,
     output_table,
-    same_models,
     save_in_epoch,
     take_updates,
 )
@@ -155,14 +156,6 @@ def test_it_is_due_at_every_kth_update_after_the_start():
     assert [n for n in range(14) if control.rule.is_due(n)] == [6, 9, 12]
 
 
-@pytest.mark.slow
-def test_zero_equals_plain_bit_for_bit():
-    plain, zero = build_trainer(), build_trainer(spectrum_decay=0.0, spectrum_decay_interval=1)
-    for trainer in (plain, zero):
-        take_updates(trainer, 3)
-    assert same_models(plain, zero)
-
-
 def test_training_that_begins_anew_from_a_checkpoint_begins_with_its_norm(tmp_path):
     """Of a fixed prior of automatic scale, which is otherwise that of the first of all tables."""
     flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_scale": "fixed"}
@@ -177,43 +170,41 @@ def test_training_that_begins_anew_from_a_checkpoint_begins_with_its_norm(tmp_pa
     assert bound.parts.prior.start_norm == pytest.approx(float(counted(anew).norm()), rel=1e-3)
 
 
-def test_a_table_with_nan_is_refused_unwritten():
-    trainer = build_trainer(**FULL)
-    with torch.no_grad():
-        output_table(trainer)[7, 3] = float("nan")
-    before = output_table(trainer).clone()
+@pytest.mark.parametrize("kind, flags", [("plain", FULL), ("svd", {"svd_interval": 1})])
+def test_a_table_with_nan_is_refused_unwritten(kind, flags):
+    trainer = build_trainer(table=kind, **flags)
+    stored = output_table(trainer) if kind == "plain" else svd_table(trainer).U.detach()
+    stored[7, 3] = float("nan")
+    before = copy.deepcopy(trainer.get_model().state_dict())
     trainer.set_num_updates(1)
-    with pytest.raises(DataError, match="a table of finite numbers"):
+    with pytest.raises(DataError, match="table of finite numbers"):
         control_tables(trainer, controls_of(trainer), 0.02)
-    torch.testing.assert_close(output_table(trainer), before, equal_nan=True, rtol=0, atol=0)
+    for name, one in trainer.get_model().state_dict().items():
+        torch.testing.assert_close(one, before[name], equal_nan=True, rtol=0, atol=0)
 
 
 def active(criterion, model):
-    """Names of the penalties, and what is done to the table outside the optimiser."""
+    """Names of the penalties, and of what is done to the table outside the optimiser."""
     criterion.check_model(model)
-    model.train()
-    bound = criterion.objective_of(model)
-    control = bound.control
-    done = ["decay"] if control.rule.is_due(10) else []
-    done += ["renewal"] if control.svd_interval else []
-    return [term.name for term in bound.penalties(updates=0)], done
+    bound = criterion.objective_of(model.train())
+    done = ["decay"] if bound.control.rule.is_due(10) else []
+    done += ["renewal"] if bound.control.svd_interval else []
+    return " ".join([*(term.name for term in bound.penalties(updates=0)), *done])
 
 
-def test_the_preset_does_what_suits_the_table(task):
-    plain = build_model(task, embedding_type="plain")
-    factored, criterion = build_model(task), build_criterion(task)
-    of_factors = ["spectrum", "orthogonality"]
-    assert active(criterion, plain) == ([], ["decay"])
-    assert active(criterion, factored) == (of_factors, ["renewal"])
-    assert active(criterion, plain) == ([], ["decay"])
-    asked = build_criterion(task, spectrum_weight=0.1)
-    assert active(asked, plain) == (["spectrum"], [])
-    assert active(asked, factored) == (of_factors, ["renewal"])
-    both = build_criterion(task, spectrum_weight=0.1, spectrum_decay=0.1)
-    assert active(both, plain) == (["spectrum"], ["decay"])
-    assert active(build_criterion(task, **PLAIN), plain) == ([], [])
-    assert active(build_criterion(task, spectrum_weight=0.0), factored) == (["orthogonality"], [])
-    assert active(build_criterion(task, svd_interval=0), factored) == (of_factors, [])
+@pytest.mark.parametrize("flags, of_plain, of_factors", [
+    ({}, "decay", "spectrum orthogonality renewal"),
+    ({"spectrum_weight": 0.1}, "spectrum", "spectrum orthogonality renewal"),
+    ({"spectrum_weight": 0.1, "spectrum_decay": 0.1}, "spectrum decay", None),
+    ({"spectrum_weight": 0.0}, None, "orthogonality"),
+    ({"svd_interval": 0}, None, "spectrum orthogonality"),
+    (PLAIN, "", ""),
+])  # fmt: skip
+def test_the_preset_does_what_suits_the_table(task, flags, of_plain, of_factors):
+    criterion = build_criterion(task, **flags)
+    for kind, expected in (("plain", of_plain), ("svd", of_factors), ("plain", of_plain)):
+        if expected is not None:
+            assert active(criterion, build_model(task, embedding_type=kind)) == expected
 
 
 @pytest.mark.parametrize("kind, warned", [("svd", True), ("weight-norm", False)])
@@ -393,17 +384,6 @@ def test_a_frozen_factor_leaves_the_table_alone(frozen):
     assert torch.equal(before, getattr(table, frozen))
 
 
-def test_factors_with_nan_are_refused_unwritten():
-    trainer = build_trainer(table="svd")
-    table = svd_table(trainer)
-    with torch.no_grad():
-        table.U[7, 3] = float("nan")
-    before = table.sigma.detach().clone()
-    with pytest.raises(DataError, match="an SVD table of finite numbers"):
-        renew_factors(table, trainer.optimizer)
-    assert torch.equal(table.sigma, before)
-
-
 @pytest.mark.parametrize("optimizer", ["nag", "sgd with momentum"])
 def test_gradient_steps_leave_the_factors_alone_by_default(optimizer, caplog):
     given = build_trainer(table="svd", optimizer=optimizer, svd_interval=1)
@@ -426,12 +406,6 @@ def test_renewal_is_the_default_of_spectrum_control():
 
 # Through the command line
 
-XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
-XL += ("--batch-size", "3", "--batch-size-valid", "2", "--mem-len", "10")
-XL += ("--decoder-embed-dim", "12", "--decoder-attention-heads", "2", "--decoder-layers", "1")
-XL += ("--decoder-ffn-embed-dim", "20", "--adaptive-softmax-cutoff", "10,20,30")
-XL += ("--lr-scheduler", "cosine", "--clip-norm", "0.25")
-
 
 def test_flags_of_the_prior_reach_criterion_and_arch(train):
     """The archs of this package and the criterions share their names on the command line."""
@@ -446,7 +420,7 @@ def test_flags_of_the_prior_reach_criterion_and_arch(train):
 
 
 def test_a_transformer_xl_with_an_adaptive_softmax(train):
-    run = ("transformer_xl_wt103_small", CRITERION, *XL)
+    run = ("transformer_xl_wt103_small", CRITERION, *XL, "--embedding-type", "plain")
     assert not same_trainings(train(*run, *CONTROL), train(*run))
 
 
@@ -464,6 +438,6 @@ def test_an_untied_language_model_controls_its_output_table_alone(train):
 
 def test_zero_equals_fairseq_bit_for_bit(train):
     plain = train("transformer", "cross_entropy", SHARED)
-    dense = ("--loss-form", "dense")
-    zero = train("transformer", CRITERION, SHARED, "--spectrum-decay", "0", *dense)
+    off = ("--spectrum-decay", "0", "--spectrum-decay-interval", "1", "--loss-form", "dense")
+    zero = train("transformer", CRITERION, SHARED, *off)
     assert same_trainings(plain, zero)
