@@ -8,6 +8,7 @@ from spectral_fairseq.training import factor_, weight_norm_
 
 WORDS, DIM = 60, 16
 IDS = torch.randint(3, WORDS, (2, 9), generator=torch.Generator().manual_seed(1))
+TEXT = torch.randint(3, WORDS, (24, 8), generator=torch.Generator().manual_seed(2))
 LABELS = IDS.clone()
 LABELS[0, 3] = LABELS[1, :2] = -100
 MARKS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -92,6 +93,16 @@ def inputs(model, ids=IDS, labels=None):
         "input_ids": ids,
         "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels),
     }
+
+
+def data():
+    """Sequences of :data:`TEXT` with unequal numbers of targets, for a Trainer."""
+    rows = []
+    for index, row in enumerate(TEXT):
+        labels = row.clone()
+        labels[: index % 5] = -100
+        rows.append({"input_ids": row, "labels": labels})
+    return rows
 
 
 def gradients(model):

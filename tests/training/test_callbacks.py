@@ -22,50 +22,7 @@ from spectral_fairseq.training import (
 )
 from spectral_fairseq.training import callbacks as module
 from spectral_fairseq.training.callbacks import SpectralLightningCallback, SpectralTrainerCallback
-from tests.training.models import DIM, IDS, WORDS, build
-
-TEXT = torch.randint(3, WORDS, (24, 8), generator=torch.Generator().manual_seed(2))
-
-
-def data():
-    """Sequences of unequal numbers of targets."""
-    rows = []
-    for index, row in enumerate(TEXT):
-        labels = row.clone()
-        labels[: index % 5] = -100
-        rows.append({"input_ids": row, "labels": labels})
-    return rows
-
-
-@pytest.fixture()
-def trainer(transformers, tmp_path):
-    """Build a Trainer, each with a folder of its own unless one is given."""
-    pytest.importorskip("accelerate")
-    made = []
-
-    def make(model, loss=None, folder=None, **options):
-        made.append(model)
-        settings = {
-            "per_device_train_batch_size": 4,
-            "max_steps": 6,
-            "learning_rate": 0.02,
-            "save_strategy": "no",
-            "report_to": [],
-            "seed": 3,
-            "disable_tqdm": True,
-            "use_cpu": True,
-            "logging_strategy": "no",
-            "max_grad_norm": 0.0,
-            "dataloader_pin_memory": False,
-        }
-        arguments = transformers.TrainingArguments(
-            str(folder or tmp_path / str(len(made))), **{**settings, **options}
-        )
-        return transformers.Trainer(
-            model=model, args=arguments, train_dataset=data(), compute_loss_func=loss
-        )
-
-    return make
+from tests.training.models import DIM, IDS, TEXT, WORDS, build
 
 
 @pytest.mark.parametrize("fused, loss", [(True, 0.0), (True, 0.5), (False, None)])
@@ -300,12 +257,9 @@ def test_measures_of_a_table_that_is_computed(transformers, trainer, table):
 @pytest.mark.slow
 def test_evaluation_and_early_labels(transformers, trainer):
     model = build(transformers)
-    trained = trainer(model, fused_loss_(model))
-    trained.eval_dataset = data()
-    mine = trained.evaluate()["eval_loss"]
-    plain = trainer(build(transformers))
-    plain.eval_dataset = data()
-    assert mine == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
+    mine = trainer(model, fused_loss_(model)).evaluate()["eval_loss"]
+    plain = trainer(build(transformers)).evaluate()["eval_loss"]
+    assert mine == pytest.approx(plain, rel=1e-5)
 
 
 def test_new_callbacks_without_a_trainer_are_refused(transformers):

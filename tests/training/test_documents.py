@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.models import IDS, WORDS, build
+from tests.training.models import WORDS, build
 
 ROOT = Path(__file__).parents[2]
 MARK = "<!-- not run: tests/training/test_documents.py runs it -->\n"
@@ -21,33 +21,29 @@ BLOCKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, index, text", BLOCKS, ids=lambda one: str(one)[:20])
-def test_a_program_runs_as_it_stands(name, index, text, transformers, tmp_path, monkeypatch):
+def test_a_program_runs_as_it_stands(
+    name, index, text, transformers, trainer, tmp_path, monkeypatch
+):
     for package in ("accelerate", *(["lightning"] if "lightning" in text else [])):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__", "counts": range(1, 1 + WORDS)}
-    trainer = None
+    own = None
     if " = Trainer(" not in text:  # lines for the script of a user, who has a trainer
-        trainer = names["trainer"] = users_trainer(transformers)
+        own = names["trainer"] = trainer(build(transformers), max_steps=4)
     exec(compile(text, f"{name}, block {index}", "exec"), names)
-    if trainer is None:
+    if own is None:
         return
     if "trainer.train()" not in text:
-        trainer.train()
-    assert trainer.state.global_step == 4
+        own.train()
+    assert own.state.global_step == 4
     if "weight_norm_(" in text:
-        model = trainer.model
+        model = own.model
         assert type(model.get_input_embeddings()) is torch.nn.Embedding
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     else:
-        (mine,) = (one for one in trainer.callback_handler.callbacks if hasattr(one, "control"))
+        (mine,) = (one for one in own.callback_handler.callbacks if hasattr(one, "control"))
         assert "SpectrumControl(" not in text or mine.control.updates == 4
-
-
-def users_trainer(transformers):
-    arguments = transformers.TrainingArguments("out", max_steps=4, report_to=[], use_cpu=True)
-    data = [{"input_ids": IDS[0], "labels": IDS[0]}] * 16
-    return transformers.Trainer(build(transformers), arguments, train_dataset=data)
 
 
 def test_both_frameworks_are_there():

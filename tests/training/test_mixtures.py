@@ -140,19 +140,15 @@ def test_a_mixture_of_contexts_takes_both():
         fused_loss_(model, shift=False, softcap=2.0)
 
 
-def test_the_normaliser_is_in_the_logs(transformers, tmp_path):
+def test_the_normaliser_is_in_the_logs(transformers, trainer):
     from spectral_fairseq.training.callbacks import SpectralTrainerCallback
 
     model = build(transformers)
-    data = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, report_to=[], use_cpu=True, save_strategy="no"
-    )
     fused_loss_(model, z_loss=1e-4)
-    trainer = transformers.Trainer(model, arguments, train_dataset=data)
-    trainer.add_callback(SpectralTrainerCallback(trainer, measure_every=1))
-    trainer.train()
-    found = [log["z_loss"] for log in trainer.state.log_history if "z_loss" in log]
+    trained = trainer(model, max_steps=2)
+    trained.add_callback(SpectralTrainerCallback(trained, measure_every=1))
+    trained.train()
+    found = [log["z_loss"] for log in trained.state.log_history if "z_loss" in log]
     assert len(found) == 2 and all(value > 1 for value in found)
 
 

@@ -188,23 +188,17 @@ def test_sft_of_trl(transformers, tmp_path):
         _sft(transformers, tmp_path, model)
 
 
-def test_trainer_with_a_model_that_reads_its_targets(transformers, tmp_path):
+def test_trainer_with_a_model_that_reads_its_targets(transformers, trainer):
     """T5 makes its decoder's inputs from the labels, and computes its cross entropy itself."""
     model, plain = build(transformers, "t5"), build(transformers, "t5")
-    data = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1
-    )
 
-    def losses(model, **options):
-        trainer = transformers.Trainer(
-            model, arguments, train_dataset=data, eval_dataset=data, **options
-        )
-        trainer.train()
-        found = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-        return [*found, trainer.evaluate()["eval_loss"]]
+    def losses(model, loss=None):
+        trained = trainer(model, loss, max_steps=2, logging_strategy="steps", logging_steps=1)
+        trained.train()
+        found = [log["loss"] for log in trained.state.log_history if "loss" in log]
+        return [*found, trained.evaluate()["eval_loss"]]
 
     loss = fused_loss_(model)
     assert losses(copy.deepcopy(model)) == pytest.approx(losses(plain), rel=1e-5)
     with pytest.raises(ConfigurationError, match="Leave compute_loss_func out"):
-        losses(model, compute_loss_func=loss)
+        losses(model, loss)
