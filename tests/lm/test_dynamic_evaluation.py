@@ -72,6 +72,13 @@ def naive_evaluation(model, tokens, segment, rms, rates):
     return nll, torch.cat(log_models), torch.cat(features)
 
 
+def adapted(model, **more):
+    """The evaluation of 30 tokens during which the model adapts."""
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    with DynamicEvaluation(model, statistics, RATES) as dynamic:
+        return evaluate(reader(model), corpus(30), update=dynamic.update, **more)
+
+
 @pytest.mark.parametrize("batches", [None, 3])
 def test_statistics_equal_their_naive_form(batches):
     model, tokens = tiny_model(), corpus(60)
@@ -105,15 +112,13 @@ def test_equals_the_naive_loop_with_the_cache_beside_it(segment, rates):
 def test_trained_weights_come_back_bit_by_bit_even_after_an_error():
     model = tiny_model()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    statistics = gradient_statistics(reader(model, 4), corpus(60))
 
     def stop(_count):
         assert not torch.equal(model.embed.weight, before["embed.weight"])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        with DynamicEvaluation(model, statistics, RATES) as dynamic:
-            evaluate(reader(model), corpus(30), update=dynamic.update, progress=stop)
+        adapted(model, progress=stop)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -125,15 +130,8 @@ def test_a_shared_table_is_adapted_once_and_a_frozen_parameter_not_at_all():
     assert len(adapted_parameters(model)) == len(names)
     model.output.bias.requires_grad_(False)
     assert len(adapted_parameters(model)) == len(names) - 1
-    statistics = gradient_statistics(reader(model, 4), corpus(60))
     bias = model.output.bias.clone()
-    with DynamicEvaluation(model, statistics, RATES) as dynamic:
-        evaluate(
-            reader(model),
-            corpus(30),
-            update=dynamic.update,
-            progress=lambda _: torch.testing.assert_close(model.output.bias, bias),
-        )
+    adapted(model, progress=lambda _: torch.testing.assert_close(model.output.bias, bias))
 
 
 def test_a_weight_without_a_gradient_decays_as_with_one_of_zero():
@@ -151,35 +149,17 @@ def test_a_weight_without_a_gradient_decays_as_with_one_of_zero():
 
 def test_dropout_stays_off_and_the_run_repeats():
     model = tiny_model(dropout=0.5)
-    statistics = gradient_statistics(reader(model, 4), corpus(60))
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        with DynamicEvaluation(model, statistics, RATES) as dynamic:
-            found.append(evaluate(reader(model), corpus(30), update=dynamic.update).nll)
+        found.append(adapted(model).nll)
     assert found[0] == found[1] and not model.training
 
 
 def test_gradients_flow_even_where_the_caller_switched_them_off():
-    model = tiny_model()
+    expected = adapted(tiny_model()).nll
     with torch.no_grad():
-        statistics = gradient_statistics(reader(model, 4), corpus(60))
-        with DynamicEvaluation(model, statistics, RATES) as dynamic:
-            evaluate(reader(model), corpus(30), update=dynamic.update)
-
-
-@pytest.mark.parametrize(
-    "rates", [(-1.0, 0.1, 1e-3), (0.1, -0.1, 1e-3), (0.1, 0.1, 0.0), (float("nan"), 0.1, 1e-3)]
-)
-def test_impossible_rates_are_refused(rates):
-    statistics = GradientStatistics([], 1.0, 1)
-    with pytest.raises(ConfigurationError, match="dynamic evaluation"):
-        DynamicEvaluation(tiny_model(), statistics, DynamicRates(*rates))
-
-
-def test_no_batch_is_refused():
-    with pytest.raises(ConfigurationError, match="`batches` to be a whole number >= 1"):
-        gradient_statistics(reader(tiny_model(), 4), corpus(60), 0)
+        assert adapted(tiny_model()).nll == expected
 
 
 def test_a_cache_is_searched_in_one_pass_of_the_model():
@@ -239,7 +219,18 @@ def test_a_diverged_point_is_never_the_best():
         _ = GridSearch("dynamic", 9, points[:1]).best
 
 
-def test_impossible_grids_are_refused():
+@pytest.mark.parametrize(
+    "rates", [(-1.0, 0.1, 1e-3), (0.1, -0.1, 1e-3), (0.1, 0.1, 0.0), (float("nan"), 0.1, 1e-3)]
+)
+def test_impossible_rates_are_refused(rates):
+    statistics = GradientStatistics([], 1.0, 1)
+    with pytest.raises(ConfigurationError, match="dynamic evaluation"):
+        DynamicEvaluation(tiny_model(), statistics, DynamicRates(*rates))
+
+
+def test_impossible_grids_and_no_batch_are_refused():
     for rates, decays in (([], [0.1]), ([0.1], []), ([-0.1], [0.1])):
         with pytest.raises(ConfigurationError):
             check_dynamic_grid(rates, decays, 1e-3)
+    with pytest.raises(ConfigurationError, match="`batches` to be a whole number >= 1"):
+        gradient_statistics(reader(tiny_model(), 4), corpus(60), 0)

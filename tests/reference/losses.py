@@ -20,11 +20,14 @@ def log_mixture_of_contexts(contexts, log_prior, matrix, bias=None):
     return torch.log_softmax(torch.nn.functional.linear(mixed, matrix, bias), -1)
 
 
+def kept_tokens(targets, ignore_index):
+    """The mask of the tokens that count, (T,)."""
+    return torch.ones_like(targets).bool() if ignore_index is None else targets != ignore_index
+
+
 def smoothed_nll(log_probabilities, targets, label_smoothing=0.0, ignore_index=None):
     """(loss_sum, nll_sum) of (T, N) log-probabilities; the smoothed mass is spread over N - 1."""
-    kept = torch.ones_like(targets, dtype=torch.bool)
-    if ignore_index is not None:
-        kept = targets != ignore_index
+    kept = kept_tokens(targets, ignore_index)
     log_probabilities, targets = log_probabilities[kept], targets[kept]
     nll = -log_probabilities.gather(1, targets.unsqueeze(1)).sum()
     smooth = -log_probabilities.sum()
@@ -94,9 +97,7 @@ def r_drop(first, second, targets, alpha, label_smoothing=0.0, ignore_index=None
     losses, nlls = zip(
         *(smoothed_nll(p, targets, label_smoothing, ignore_index) for p in (first, second))
     )
-    kept = torch.ones_like(targets, dtype=torch.bool)
-    if ignore_index is not None:
-        kept = targets != ignore_index
+    kept = kept_tokens(targets, ignore_index)
     divergence = (kl(first[kept], second[kept]) + kl(second[kept], first[kept])).sum() / 2
     return losses[0] + losses[1] + alpha * divergence, (nlls[0] + nlls[1]) / 2
 
@@ -104,9 +105,7 @@ def r_drop(first, second, targets, alpha, label_smoothing=0.0, ignore_index=None
 def simcut(full, cut, targets, alpha, label_smoothing=0.0, ignore_index=None):
     """(objective, NLL of the full pass) from log-probabilities (T, N)."""
     loss, nll = smoothed_nll(full, targets, label_smoothing, ignore_index)
-    kept = torch.ones_like(targets, dtype=torch.bool)
-    if ignore_index is not None:
-        kept = targets != ignore_index
+    kept = kept_tokens(targets, ignore_index)
     return loss + alpha * kl(full[kept], cut[kept]).sum(), nll
 
 
