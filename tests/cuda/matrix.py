@@ -21,6 +21,8 @@ from spectral_fairseq.heads import HEADS
 from spectral_fairseq.lm.awd_lstm import Carry
 from tests.plugin.conftest import (
     KINDS,
+    LSTM,
+    XL,
     build_criterion,
     build_host_model,
     build_model,
@@ -41,12 +43,11 @@ PRECISIONS = {
 
 # Smooth: a ReLU whose input is nearly zero turns with rounding, and a gradient is 4 % off.
 _SMOOTH = {"activation_fn": "gelu"}
-_XL = {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5}
 _SMALL: Dict[str, Dict[str, Any]] = {
     "transformer_sc": _SMOOTH,
     "transformer_lm_sc": {"share_decoder_input_output_embed": True, **_SMOOTH},
-    "awd_lstm_ptb": {"decoder_hidden_size": 12, "decoder_layers": 2},
-    "transformer_xl_wt103_small": {**_XL, "adaptive_softmax_cutoff": ""},
+    "awd_lstm_ptb": LSTM,
+    "transformer_xl_wt103_small": XL,
 }
 _MIXTURE = {"mixture_components": 3, "mixture_context_scale": 4.0}
 _LSTM = {
@@ -84,7 +85,7 @@ def _models() -> Iterator[Tuple[str, Model]]:
                 mixture = _MIXTURE if head.kind in ("mos", "moc") else {}
                 options = {**sizes, **mixture, "output_head": head.kind}
                 yield f"{arch} {table} {head.kind}", Model(arch, table, head.own_loss, options)
-    options = {**_XL, "adaptive_softmax_cutoff": "10,20,40"}
+    options = {**XL, "adaptive_softmax_cutoff": "10,20,40"}
     for table in ("plain", "svd"):
         model = Model("transformer_xl_wt103_small", table, True, options)
         yield f"transformer_xl {table} adaptive", model

@@ -109,8 +109,9 @@ FAIRSEQ_MODELS = {
     ),
 }
 KINDS = [table.kind for table in TABLES]
-LSTM = {"decoder_hidden_size": 12, "decoder_layers": 1}
-XL = {"decoder_layers": 2, "mem_len": 5}
+LSTM = {"decoder_hidden_size": 12, "decoder_layers": 2}
+XL = {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5, "adaptive_softmax_cutoff": ""}
+MIXTURE = {"output_head": "mos", "mixture_components": 3}
 OUR_MODELS = {
     **{kind: ("transformer_sc", {"embedding_type": kind}) for kind in KINDS},
     "capped": ("transformer_sc", {"embedding_type": "plain", "logit_softcap": 2.0}),
@@ -118,9 +119,10 @@ OUR_MODELS = {
     "moc": ("transformer_mos", {"mixture_components": 3, "output_head": "moc"}),
     "language model": ("transformer_lm_sc", {}),
     "awd-lstm": ("awd_lstm_wt2", {**LSTM, "embedding_type": "plain"}),
-    "awd-lstm mos": ("awd_lstm_mos_wt2", {**LSTM, "decoder_last_hidden_size": 14}),
+    "awd-lstm mos": ("awd_lstm_mos_wt2", {**LSTM, **MIXTURE, "decoder_last_hidden_size": 14}),
     "awd-lstm moc": ("awd_lstm_wt2", {**LSTM, "output_head": "moc"}),
-    "xl": ("transformer_xl_wt103_small", {**XL, "adaptive_softmax_cutoff": ""}),
+    "xl": ("transformer_xl_wt103_small", XL),
+    "xl mos": ("transformer_xl_wt103_small", {**XL, **MIXTURE}),
     "xl adaptive": ("transformer_xl_wt103_small", {**XL, "adaptive_softmax_cutoff": "10,20,40"}),
 }
 LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # fairseq's LSTM wants the longest source first

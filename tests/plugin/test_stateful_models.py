@@ -12,7 +12,7 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfSoftmaxes, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.plugin.transformer_xl import INIT_STD
-from tests.plugin.conftest import DROPOUTS, build_criterion, build_model, segments
+from tests.plugin.conftest import any_model, build_criterion, build_model, segments
 
 PAD = 1
 # The public recipes: see docs/papers.md.
@@ -41,27 +41,15 @@ PRESETS = {
 WT103 = 267_735
 # Parameters: 151 M is the paper's; the public implementation prints 151107538 for the base model.
 XLS = {"transformer_xl_wt103": 151_107_538, "transformer_xl_wt103_small": 120_307_738}
-XL = "transformer_xl_wt103_small"
-LSTM_SIZES = {"decoder_embed_dim": 16, "decoder_hidden_size": 12, "decoder_layers": 2}
-MOS_SIZES = {"decoder_last_hidden_size": 14, "mixture_components": 3}
-XL_SIZES = {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5}
-CLUSTERS = {"adaptive_softmax_cutoff": "10,20,40"}
-# name -> (arch, its sizes, the kind of its head)
+# name -> the kind of its head
 MODELS = {
-    "awd": ("awd_lstm_ptb", {**LSTM_SIZES, "dropout": 0.4}, SoftmaxHead),
-    "awd mos": (
-        *("awd_lstm_mos_ptb", {**LSTM_SIZES, **MOS_SIZES, "dropout": 0.4}, MixtureOfSoftmaxes),
-    ),
-    "xl": (XL, {**XL_SIZES, **CLUSTERS}, AdaptiveSoftmaxHead),
-    "xl softmax": (XL, {**XL_SIZES, "adaptive_softmax_cutoff": ""}, SoftmaxHead),
-    "xl mos": (XL, {**XL_SIZES, "output_head": "mos", "mixture_components": 3}, MixtureOfSoftmaxes),
+    "awd-lstm": SoftmaxHead,
+    "awd-lstm mos": MixtureOfSoftmaxes,
+    "xl": SoftmaxHead,
+    "xl mos": MixtureOfSoftmaxes,
+    "xl adaptive": AdaptiveSoftmaxHead,
 }
-TWO = ("awd", "xl")
-
-
-def build(task, name, **options):
-    arch, sizes, _ = MODELS[name]
-    return build_model(task, arch, **{**sizes, **options})
+TWO = ("awd-lstm", "xl adaptive")
 
 
 # Presets
@@ -100,9 +88,9 @@ def test_parameter_counts_of_the_lstms_are_the_published_ones(arch, words, milli
 
 
 @pytest.mark.parametrize("untied", [False, True])
-@pytest.mark.parametrize("name", ["awd", "awd mos"])
+@pytest.mark.parametrize("name", ["awd-lstm", "awd-lstm mos"])
 def test_the_formula_of_the_count_is_that_of_the_model(task, name, untied):
-    model = build(task, name, untied_output=untied)
+    model = any_model(task, name, untied_output=untied)
     n = len(task.target_dictionary)
     widths, head = ((16, 12, 14), (3, 16)) if "mos" in name else ((16, 12, 16), None)
     count = lstm_parameters(n, widths, head)
@@ -116,7 +104,7 @@ def test_parameter_counts_of_the_transformers_are_the_published_ones(task, arch)
     config = MODEL_DATACLASS_REGISTRY[arch]()
     names = ("embed_dim", "ffn_embed_dim", "layers", "attention_heads", "head_dim")
     sizes = {f"decoder_{name}": getattr(config, f"decoder_{name}") for name in names}
-    model = build_model(task, arch, **sizes, **CLUSTERS)
+    model = build_model(task, arch, **sizes, adaptive_softmax_cutoff="10,20,40")
     assert model.decoder.network.layers[0].attention.head_dim == 41
     count = sum(p.numel() for p in model.parameters())
     assert count + (WT103 - len(task.target_dictionary)) * (410 + 1) == XLS[arch]
@@ -125,16 +113,16 @@ def test_parameter_counts_of_the_transformers_are_the_published_ones(task, arch)
 @pytest.mark.parametrize("name", TWO)
 def test_tables_start_as_the_published_ones(task, name):
     plain, svd = (
-        build(task, name, embedding_type=kind).decoder.output_projection.table
+        any_model(task, name, embedding_type=kind).decoder.output_projection.table
         for kind in ("plain", "svd")
     )
     assert isinstance(plain, PlainEmbedding) and isinstance(svd, SVDEmbedding)
-    if name == "awd":
+    if name == "awd-lstm":
         assert plain.weight.abs().max() <= 0.1
     else:
         assert plain.weight.std().item() == pytest.approx(INIT_STD, rel=0.15)
         assert plain.weight[PAD].eq(0).all()
-    error = {"awd": 0.1, "xl": 0.15}[name]
+    error = {"awd-lstm": 0.1, "xl adaptive": 0.15}[name]
     assert svd.weight.norm().item() == pytest.approx(plain.weight.norm().item(), rel=error)
 
 
@@ -145,9 +133,9 @@ def test_tables_start_as_the_published_ones(task, name):
 @pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm"])
 def test_segments_with_a_carry_equal_one_pass(task, name, kind):
     more = {"mem_len": 9} if name.startswith("xl") else {}
-    model = build(task, name, embedding_type=kind, **more).eval()
+    model = any_model(task, name, embedding_type=kind, dropout=0.4, **more).eval()
     head = model.decoder.output_projection
-    assert isinstance(head, MODELS[name][2])
+    assert isinstance(head, MODELS[name])
     tokens = segments(task)["net_input"]["src_tokens"]
     whole = model(tokens)[0]
     assert whole.shape == (3, 7, len(task.target_dictionary))
@@ -167,29 +155,29 @@ def test_segments_with_a_carry_equal_one_pass(task, name, kind):
 
 @pytest.mark.parametrize("name", TWO)
 def test_features_are_what_the_head_takes_in_evaluation(task, name):
-    model = build(task, name)
+    model = any_model(task, name)
     assert model.stateful and model.decoder.stateful
     tokens = segments(task)["net_input"]["src_tokens"]
     scores, extra = model.eval()(tokens)
     torch.testing.assert_close(model.decoder.output_layer(extra["features"]), scores)
     assert "activation_penalties" not in extra
     torch.testing.assert_close(model.extract_features(tokens)[0], extra["features"])
-    if name == "xl":
+    if name == "xl adaptive":
         log_p = model.get_normalized_probs((scores, extra), log_probs=True)
         torch.testing.assert_close(log_p, scores)
 
 
 @pytest.mark.parametrize("name", TWO)
 def test_a_carry_of_another_number_of_streams_is_refused(task, name):
-    model, carry = build(task, name), Carry()
+    model, carry = any_model(task, name), Carry()
     model(segments(task)["net_input"]["src_tokens"], carry=carry)
     with pytest.raises(ConfigurationError, match="2 streams"):
         model(segments(task, bsz=2)["net_input"]["src_tokens"], carry=carry)
 
 
 def test_a_plain_checkpoint_restores_into_an_svd_table(task):
-    plain = build(task, "xl", embedding_type="plain").eval()
-    model = build(task, "xl", embedding_type="svd", seed=2).eval()
+    plain = any_model(task, "xl adaptive", embedding_type="plain").eval()
+    model = any_model(task, "xl adaptive", embedding_type="svd", seed=2).eval()
     model.load_state_dict(plain.state_dict(), strict=True)
     tokens = segments(task)["net_input"]["src_tokens"]
     torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
@@ -199,9 +187,9 @@ def test_a_plain_checkpoint_restores_into_an_svd_table(task):
 
 
 @pytest.mark.parametrize("form", ["auto", "blockwise"])
-@pytest.mark.parametrize("name", ["awd", "awd mos"])
+@pytest.mark.parametrize("name", ["awd-lstm", "awd-lstm mos"])
 def test_the_criterion_adds_activation_regularisation_in_training_only(task, name, form):
-    model = build(task, name, **dict.fromkeys(DROPOUTS, 0.0))
+    model = any_model(task, name)
     criterion = build_criterion(task, "regularized_cross_entropy", loss_form=form)
     batch = segments(task, pad=2)
     loss, size, log = criterion(model.train(), batch)
@@ -221,7 +209,7 @@ def test_the_criterion_adds_activation_regularisation_in_training_only(task, nam
 @pytest.mark.parametrize("training", [True, False])
 def test_our_criterions_compute_what_the_stock_one_does(task, table, training):
     """From the clusters hit on one side, from every word's log-probability on the other."""
-    model = build(task, "xl", embedding_type=table, dropout=0.0).train(training)
+    model = any_model(task, "xl adaptive", embedding_type=table, dropout=0.0).train(training)
     batch = segments(task, pad=2)
     results = []
     for name in ("cross_entropy", "regularized_cross_entropy"):
@@ -235,7 +223,7 @@ def test_our_criterions_compute_what_the_stock_one_does(task, table, training):
 
 
 def test_validation_does_not_compute_every_word(task, monkeypatch):
-    model = build(task, "xl").eval()
+    model = any_model(task, "xl adaptive").eval()
     criterion = build_criterion(task, "mle_cosreg", log_spectrum_interval=1)
     monkeypatch.setattr(AdaptiveSoftmaxHead, "forward", None)
     _, _, log = criterion(model, segments(task))
@@ -243,10 +231,10 @@ def test_validation_does_not_compute_every_word(task, monkeypatch):
 
 
 @pytest.mark.parametrize("name, more, logged", [
-    ("awd", {"adversarial_epsilon": 0.05}, {"activation"}), ("xl", {}, set()),
+    ("awd-lstm", {"adversarial_epsilon": 0.05}, {"activation"}), ("xl adaptive", {}, set()),
 ])  # fmt: skip
 def test_every_penalty_works_on_it(task, name, more, logged):
-    model = build(task, name, embedding_type="svd").train()
+    model = any_model(task, name, embedding_type="svd").train()
     criterion = build_criterion(
         task,
         "spectrum_control",
@@ -265,28 +253,28 @@ def test_every_penalty_works_on_it(task, name, more, logged):
 
 
 @pytest.mark.parametrize("name, off, says", [
-    ("awd", {"activation_regularization": 0.0, "temporal_activation_regularization": 0.0},
+    ("awd-lstm", {"activation_regularization": 0.0, "temporal_activation_regularization": 0.0},
      "trains without"),
-    ("xl", {"adaptive_softmax_cutoff": ""}, "computes"),
+    ("xl adaptive", {"adaptive_softmax_cutoff": ""}, "computes"),
 ])  # fmt: skip
 def test_a_stock_criterion_is_told_what_it_leaves_out_or_costs(task, name, off, says, caplog):
     with caplog.at_level(logging.WARNING):
-        build(task, name, **off).warn_of_other_criterion("CrossEntropyCriterion")
+        any_model(task, name, **off).warn_of_other_criterion("CrossEntropyCriterion")
         assert not caplog.records
-        build(task, name).warn_of_other_criterion("CrossEntropyCriterion")
+        any_model(task, name).warn_of_other_criterion("CrossEntropyCriterion")
     assert f"--criterion CrossEntropyCriterion {says}" in caplog.text
     assert "--criterion regularized_cross_entropy" in caplog.text
 
 
 def test_a_dictionary_in_another_order_is_warned_of(task, caplog):
     with caplog.at_level(logging.WARNING):
-        build(task, "xl")
+        any_model(task, "xl adaptive")
         assert not caplog.records
         task.target_dictionary.count[9] = 3  # 'w5': one word, and no cluster has other work
         task.target_dictionary.count[50] = 400  # of the last cluster
-        build(task, "xl softmax")
+        any_model(task, "xl")
         assert not caplog.records
-        build(task, "xl")
+        any_model(task, "xl adaptive")
     assert "falling counts" in caplog.text
     assert "after the first 10 of the dictionary" in caplog.text
 
@@ -309,14 +297,15 @@ def beam_search(model, task, stateful):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, options", [
-    ("awd", {}), ("awd mos", {}), ("xl", {}), ("xl", {"same_length": True, "mem_len": 3}),
-    ("xl", {"clamp_len": 2}),
+    ("awd-lstm", {}), ("awd-lstm mos", {}), ("xl adaptive", {}),
+    ("xl adaptive", {"same_length": True, "mem_len": 3}),
+    ("xl adaptive", {"clamp_len": 2}),
 ])  # fmt: skip
 def test_beam_search_equals_search_without_incremental_state(task, name, options):
-    model = build(task, name, seed=3, **options).eval()
-    if name == "xl":
+    model = any_model(task, name, seed=3, **options).eval()
+    if name == "xl adaptive":
         with torch.no_grad():  # far from uniform, so that beams are reordered
             model.decoder.network.embed_tokens.weight *= 40
     found = beam_search(model, task, True)
     assert found == beam_search(model, task, False)
-    assert name != "xl" or len({tuple(tokens) for beam in found for tokens in beam}) > 2
+    assert name != "xl adaptive" or len({tuple(tokens) for beam in found for tokens in beam}) > 2
