@@ -35,6 +35,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, O
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import check_choice
 
@@ -258,26 +259,28 @@ def float32_products(choice: str = "auto", half_precision: bool = False) -> Iter
 #     8 x 64             96            3.3                    1.4
 #     8 x 64            256            1.7                    1.9
 #
-# Short sequences therefore take two batched products and a softmax, and long ones the flash kernel
-# with MKL's products. bfloat16 has no products in MKL: there the long ones are computed in float32.
+# Short sequences therefore take batched products and a softmax, and long ones the flash kernel with
+# MKL's products. bfloat16 has no products in MKL: there the long ones are computed in float32.
 #
-# On an Intel processor with AMX, MKL is fast, and only bfloat16 loses. Forward and backward over
-# the flash kernel in bfloat16, one thread of a Xeon with AMX:
+# In half precision the short ones take the products of `attention_weights`. On an Intel processor
+# with AMX, MKL is fast, and only half precision loses. Forward and backward of these products over
+# the flash kernel in bfloat16, and over that kernel in float32 with its conversions, one thread of
+# a Xeon with AMX:
 #
-#     heads x width  length  without flash  flash, in float32
-#     4 x 32             16           0.12               0.10
-#     4 x 32            128           0.52               0.35
-#     4 x 32            256           1.29               0.69
-#     8 x 64             64           0.56               0.51
-#     8 x 64            256           2.13               1.15
-#     8 x 64            512           3.26               1.45
+#     heads x width  length  over bfloat16  over float32
+#     4 x 32             16           0.10          0.65
+#     4 x 128            32           0.45          0.59
+#     8 x 64             64           0.33          0.51
+#     8 x 64            128           0.37          0.52
+#     8 x 64            192           0.95          0.88
+#     8 x 64            256           0.99          0.81
 #
-# So there short sequences in half precision are computed in float32, and all others as torch comes.
+# So there short sequences in half precision take them, and all others are as torch comes.
 
 # Length from which the flash kernel with MKL is faster than batched products in oneDNN.
 LONG = 64
-# Length from which, with AMX, the flash kernel is as fast in half precision as in float32.
-LONG_WITH_AMX = 256
+# Length from which, with AMX, the flash kernel in half precision is faster than products.
+LONG_WITH_AMX = 192
 _HALVES = (torch.float16, torch.bfloat16)
 _FLASH = "ScaledDotProductFlashAttentionForCpu"
 
@@ -293,11 +296,10 @@ class _WithMKL:
 
     Args:
         matmul: ``torch.backends.mkldnn.matmul``; ``None`` where float32 products are MKL's anyway.
-        flash: whether the flash kernel is on outside of the block.
     """
 
-    def __init__(self, matmul: Any, flash: bool = False) -> None:
-        self.matmul, self.flash, self.before = matmul, flash, ""
+    def __init__(self, matmul: Any) -> None:
+        self.matmul, self.before = matmul, ""
 
     def __enter__(self) -> None:
         torch.backends.cuda.enable_flash_sdp(True)
@@ -305,20 +307,67 @@ class _WithMKL:
             self.before, self.matmul.fp32_precision = self.matmul.fp32_precision, "ieee"
 
     def __exit__(self, *_: Any) -> None:
-        torch.backends.cuda.enable_flash_sdp(self.flash)
+        torch.backends.cuda.enable_flash_sdp(False)
         if self.matmul is not None:
             self.matmul.fp32_precision = self.before
 
 
-def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Callable[..., Tensor]:
-    with_mkl = _WithMKL(matmul, flash=amx)
+class _AttentionWeights(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float
+    ) -> Tensor:
+        scores = (query.float() @ key.float().transpose(-2, -1)).mul_(scale)
+        if mask is None:
+            weights = scores.softmax(-1)
+        elif mask.dtype == torch.bool:
+            weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1)
+            weights.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
+        else:
+            weights = scores.add_(mask).softmax(-1)
+            weights.masked_fill_(mask.amax(-1, keepdim=True) == -torch.inf, 0.0)
+        weights = weights.to(query.dtype)
+        ctx.save_for_backward(query, key, weights)
+        ctx.scale = scale
+        return weights
 
-    def as_set(query: Tensor, key: Tensor) -> bool:
-        """Whether attention is fastest in the kernel and the precision that are set."""
-        area = query.size(-2) * key.size(-2)
-        if amx:
-            return query.dtype not in _HALVES or area >= LONG_WITH_AMX**2
-        return query.dtype == torch.float64 or area < LONG**2
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, upstream: Tensor) -> Tuple[Tensor, Tensor, None, None]:
+        query, key, weights = ctx.saved_tensors
+        scores = torch._softmax_backward_data(upstream, weights, -1, weights.dtype).mul_(ctx.scale)
+        return scores @ key, scores.transpose(-2, -1) @ query, None, None
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Optional[Tensor] = None, scale: Optional[float] = None
+) -> Tensor:
+    """Return the weights of attention in half precision, from scores in float32.
+
+    The scores decide about the error. Rounded to bfloat16 they make the errors of the output and of
+    the gradients two to five times those of torch's flash kernel; in float32 the errors are 0.9 to
+    1.5 times its. The backward pass takes products of half precision.
+
+    Args:
+        query: ``(..., L, D)``, in half precision.
+        key: ``(..., S, D)``, in the same.
+        mask: boolean, true where a key is seen, or added to the scores; it broadcasts to
+            ``(..., L, S)``. A query that sees no key has the weights zero, as in torch.
+        scale: factor of the scores; 1 / sqrt(D) by default.
+
+    Returns:
+        ``(..., L, S)``, in the type of ``query``.
+    """
+    if scale is None:
+        scale = query.size(-1) ** -0.5
+    with torch.autocast("cpu", enabled=False):
+        weights: Tensor = _AttentionWeights.apply(query, key, mask, scale)  # type: ignore[no-untyped-call]
+    return weights
+
+
+def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Callable[..., Tensor]:
+    with_mkl = _WithMKL(matmul)
+    long = LONG_WITH_AMX if amx else LONG
 
     @functools.wraps(original)
     def attention(
@@ -327,18 +376,26 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         value: Tensor,
         attn_mask: Optional[Tensor] = None,
         dropout_p: float = 0.0,
-        *args: Any,
-        **kwargs: Any,
+        is_causal: bool = False,
+        **options: Any,
     ) -> Tensor:
-        # The kernel knows no dropout, and a compiler decides by itself.
-        if as_set(query, key) or dropout_p or torch.compiler.is_compiling():
-            return original(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+        half, short = query.dtype in _HALVES, query.size(-2) * key.size(-2) < long**2
+        as_set = torch.compiler.is_compiling()  # a compiler decides by itself
+        if half and short and not as_set and _has_weights(query, key, attn_mask, is_causal):
+            if is_causal:
+                seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool)
+                attn_mask = seen.tril()
+            weights = attention_weights(query, key, attn_mask, options.get("scale"))
+            return F.dropout(weights, dropout_p) @ value
+        # The kernel knows no dropout.
+        if as_set or amx or short or dropout_p or query.dtype == torch.float64:
+            return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         dtype = query.dtype
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.float()
-        inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p)
+        inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p, is_causal)
         with torch.autocast("cpu", enabled=False), with_mkl:
-            output = original(*inputs, *args, **kwargs)
+            output = original(*inputs, **options)
         node: Any = output.grad_fn
         if matmul is not None and node is not None and node.name().startswith(_FLASH):
             # The backward pass is one node of the graph, and makes the same small products.
@@ -348,6 +405,13 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
 
     attention.is_chosen_by_length = True  # type: ignore[attr-defined]
     return attention
+
+
+def _has_weights(query: Tensor, key: Tensor, mask: Optional[Tensor], is_causal: bool) -> bool:
+    """Whether :func:`attention_weights` computes these: heads are equal and the mask is given."""
+    if mask is not None and (is_causal or mask.requires_grad):
+        return False
+    return query.shape[:-2] == key.shape[:-2]
 
 
 def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from spectral_fairseq.functional.float32_products import (
     LONG,
     LONG_WITH_AMX,
+    attention_weights,
     choose_attention,
     has_amx,
     has_flash_kernel,
@@ -109,15 +110,60 @@ def with_amx(products_as_torch_comes):
     assert F.scaled_dot_product_attention is original and torch.backends.cuda.flash_sdp_enabled()
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
-def test_with_amx_short_halves_are_computed_in_float32(with_amx, options):
-    found = run(F.scaled_dot_product_attention, LONG, torch.bfloat16, **options)
-    exact = run(with_amx, LONG, torch.float64, **options)
-    rounded = run(with_amx, LONG, torch.bfloat16, **options)
-    for half, reference, torchs in zip(found, exact, rounded):
-        assert half.dtype == torch.bfloat16
-        assert (half - reference).norm() <= (torchs - reference).norm()
-        torch.testing.assert_close(half.double(), reference, rtol=0.05, atol=0.05)
+@pytest.mark.parametrize("length", [LONG // 4, LONG_WITH_AMX - 1])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.5}])
+def test_with_amx_short_halves_are_as_precise_as_in_the_kernel(with_amx, options, length):
+    ours = run(F.scaled_dot_product_attention, length, torch.bfloat16, **options)
+    exact = run(with_amx, length, torch.float64, **options)
+    kernels = run(with_amx, length, torch.bfloat16, **options)
+    for found, reference, kernel in zip(ours, exact, kernels):
+        assert found.dtype == torch.bfloat16
+        assert (found - reference).norm() <= 1.6 * (kernel - reference).norm()
+        assert not torch.equal(found, kernel)
+
+
+def test_dropout_falls_on_the_weights(with_amx):
+    query, key = torch.randn(2, 2, 3, 8, 16).bfloat16().unbind()
+    torch.manual_seed(1)
+    # Values of one sum up the weights: 1 without dropout, and with 0.5 multiples of the doubled.
+    found = F.scaled_dot_product_attention(query, key, torch.ones_like(key), dropout_p=0.5)
+    torch.manual_seed(1)
+    kept = F.dropout(attention_weights(query, key), 0.5)
+    assert 0.3 < (kept == 0).float().mean() < 0.7
+    torch.testing.assert_close(found[..., 0].float(), kept.float().sum(-1), rtol=0.01, atol=0.01)
+
+
+def test_heads_that_share_keys_and_a_mask_that_learns_are_torchs(with_amx):
+    query, key = torch.randn(2, 4, 8, 16).bfloat16(), torch.randn(2, 2, 8, 16).bfloat16()
+    if "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or ""):
+        shared = {"enable_gqa": True}
+        ours = F.scaled_dot_product_attention(query, key, key, **shared)
+        assert torch.equal(ours, with_amx(query, key, key, **shared))
+    mask = torch.zeros(8, 8, dtype=torch.bfloat16, requires_grad=True)
+    F.scaled_dot_product_attention(query, query, query, mask).sum().backward()
+    assert mask.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+def test_a_query_that_sees_no_key_has_the_weights_zero(dtype):
+    query, key = (torch.randn(2, 3, 4, 8).bfloat16().requires_grad_() for _ in range(2))
+    seen = torch.tensor([True, True, False, True])
+    mask = seen[:, None].expand(4, 4) if dtype == torch.bool else torch.zeros(4, 4)
+    if dtype != torch.bool:
+        mask = mask.masked_fill(~seen[:, None], -torch.inf).to(dtype)
+    weights = attention_weights(query, key, mask)
+    weights.square().sum().backward()
+    sums = weights.float().sum(-1)
+    torch.testing.assert_close(sums, seen.float().expand_as(sums), rtol=0.01, atol=0.01)
+    assert query.grad[..., 2, :].eq(0).all() and query.grad[..., 0, :].ne(0).any()
+    assert key.grad.isfinite().all()
+
+
+def test_scores_stay_in_float32_under_autocast():
+    query, key = torch.randn(2, 2, 3, 40, 16).mul(3).bfloat16().unbind()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention_weights(query, key)
+    assert torch.equal(found, attention_weights(query, key))
 
 
 @pytest.mark.parametrize(
