@@ -60,6 +60,11 @@ def word_dropout(
     return embedded * kept[tokens].unsqueeze(-1)
 
 
+def _scaled_product(features: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """Return features * kept * scale, in one pass, which converts the mask on the way."""
+    return torch.addcmul(features.new_zeros(()), features, kept, value=scale)
+
+
 class _FastDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, levels: int) -> Tensor:
@@ -71,12 +76,12 @@ class _FastDropout(torch.autograd.Function):
         torch.ge(lanes, levels - 2**15, out=kept)
         ctx.scale = 2**16 / (2**16 - levels)
         ctx.save_for_backward(kept)
-        return (features * kept).mul_(ctx.scale)
+        return _scaled_product(features, kept, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return (gradients[0] * kept).mul_(ctx.scale), None
+        return _scaled_product(gradients[0], kept, ctx.scale), None
 
 
 def fast_dropout(features: Tensor, p: float) -> Tensor:
