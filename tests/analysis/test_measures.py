@@ -32,6 +32,17 @@ def measured(rows, **options):
     return measure_table(table_of(rows), Options(**options))
 
 
+def stored(weight, kind="plain", **options):
+    """The table of a checkpoint whose matrix is ``weight``."""
+    return Tables("x.pt", entries(weight, kind)).extract(**options)
+
+
+@pytest.fixture
+def words(tmp_path):
+    """The dictionary of 61 rows, of which the second is padding."""
+    return read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+
+
 def test_signed_identity_blocks_are_isotropic():
     eye = torch.eye(5, dtype=torch.float64)
     found = measured(torch.cat([2 * eye, -2 * eye])).measures
@@ -98,11 +109,9 @@ def test_every_measure_has_its_reason_in_the_documents():
     assert [m.key for m in ALL if f"`{m.key}`" not in text and not m.key.startswith("bleu")] == []
 
 
-def test_every_measure_is_in_the_catalogue(tmp_path):
-    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
-    table = Tables("x.pt", entries(with_padding(cone(60)), "svd")).extract()
-    prior = Prior(c2=0.1)
-    found = measure_table(table, Options(), words, prior).measures
+def test_every_measure_is_in_the_catalogue(words):
+    table = stored(with_padding(cone(60)), "svd")
+    found = measure_table(table, Options(), words, Prior(c2=0.1)).measures
     elsewhere = {m.key for m in ALL if m.compute is None}
     assert set(found) == {m.key for m in ALL} - elsewhere
     assert {"bleu_4_recall", "drift_cka"} < elsewhere and len(elsewhere) < 22
@@ -130,8 +139,7 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     torch.manual_seed(0)
     n, d = 2996, 32
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", n - 3))
-    table = Tables("x.pt", entries(with_padding(3 * torch.randn(n, d)))).extract()
-    found = measure_table(table, Options(), words)
+    found = measure_table(stored(with_padding(3 * torch.randn(n, d))), Options(), words)
     random = found.details["random"]
     slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02}
     for key, expected in random.items():
@@ -141,19 +149,15 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     assert len(random) > 15
 
 
-def test_frequency_groups(tmp_path):
-    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
-    table = Tables("x.pt", entries(with_padding(cone(60)))).extract()
+def test_frequency_groups(words):
+    table = stored(with_padding(cone(60)))
     result = measure_table(table, Options(), words)
     order = sorted(range(60), key=lambda at: (-words.counts[int(table.rows[at])], at))
     rows = table.weight.double()
     for at, group in enumerate(("frequent", "medium", "rare")):
         part = rows[order[20 * at : 20 * at + 20]]
-        expected = {
-            f"mean_cosine_{group}": naive.mean_cosine(part),
-        }
-        for key, value in expected.items():
-            assert result.measures[key] == pytest.approx(value, rel=1e-5), key
+        expected = pytest.approx(naive.mean_cosine(part), rel=1e-5)
+        assert result.measures[f"mean_cosine_{group}"] == expected
     counts = result.details["counts"]
     assert counts["count"] == sorted(counts["count"], reverse=True) and counts["rank"][-1] == 60
     assert measured(cone(60)).measures["mean_cosine_rare"] is None
@@ -166,11 +170,10 @@ def test_rows_that_are_all_equal():
     assert found["i1_centred"] is None and found["untrained_rows"] == 9
 
 
-def test_untrained_rows_are_named(tmp_path):
-    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+def test_untrained_rows_are_named(words):
     weight = with_padding(cone())
     weight[[9, 30]] = 0
-    found = measure_table(Tables("x.pt", entries(weight)).extract(), Options(), words)
+    found = measure_table(stored(weight), Options(), words)
     assert found.measures["untrained_rows"] == 2
     assert found.details["untrained"] == [{"row": 9, "word": "w5"}, {"row": 30, "word": "w26"}]
 
@@ -224,12 +227,11 @@ def test_sample_rows_are_distinct_and_uniform():
     assert (hits / 400 - 0.3).abs().max() < 0.1
 
 
-def test_norms_follow_frequency(tmp_path):
-    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+def test_norms_follow_frequency(words):
     counts = torch.tensor(words.counts).clamp(min=1).double()
     directions = torch.nn.functional.normalize(cone(61).double())
     weight = directions * counts.log1p().unsqueeze(1) * 0.5
-    table = Tables("x.pt", entries(weight)).extract()
+    table = stored(weight)
     found = measure_table(table, Options(), words)
     assert found.measures["norm_count_pearson"] == pytest.approx(1)
     assert found.measures["norm_count_slope"] == pytest.approx(0.5)
@@ -241,11 +243,10 @@ def test_norms_follow_frequency(tmp_path):
     assert measure_table(table, Options(), words).measures["norm_count_pearson"] is None
 
 
-def test_neighbours(tmp_path):
-    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+def test_neighbours(words):
     weight = with_padding(cone())
     weight[10] = weight[20] * 3
-    table = Tables("x.pt", entries(weight)).extract(excluded=words.uncounted_rows())
+    table = stored(weight, excluded=words.uncounted_rows())
     found = measure_table(table, Options(words=("w6", "w16"), neighbours=2), words)
     near = found.details["neighbours"]
     assert near["w6"][0] == {"word": "w16", "cosine": pytest.approx(1)}
@@ -304,13 +305,11 @@ def test_a_sample_in_float32_is_as_good():
     torch.manual_seed(3)
     rows = cone(900, 24) + torch.randn(900, 24) * torch.linspace(2, 0.1, 24)
     options = {"isotropy_words": 500, "isotropy_runs": 2}
-    narrow, wide = measured(rows, **options).measures, measured(rows.double(), **options).measures
-    for key in (key for key in wide if key.startswith(("i1", "i2"))):
-        assert narrow[key] == pytest.approx(wide[key], rel=1e-5), key
-    long = 100 * rows  # exponents that float32 cannot hold
-    narrow, wide = measured(long, **options).measures, measured(long.double(), **options).measures
-    for key in (key for key in wide if key.startswith(("i1", "i2"))):
-        assert narrow[key] == pytest.approx(wide[key], rel=1e-9), key
+    # The longer ones have exponents that float32 cannot hold.
+    for table, bound in ((rows, 1e-5), (100 * rows, 1e-9)):
+        narrow, wide = (measured(one, **options).measures for one in (table, table.double()))
+        for key in (key for key in wide if key.startswith(("i1", "i2"))):
+            assert narrow[key] == pytest.approx(wide[key], rel=bound), key
 
 
 def test_impossible_input():

@@ -18,21 +18,10 @@ pytest.importorskip("matplotlib")
 from spectral_fairseq.analysis import report
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all, follows_one_run, spread
-from spectral_fairseq.analysis.report import (
-    as_html,
-    as_text,  # noqa: E402
-    check_folder,
-    write_results,
-)
-from spectral_fairseq.analysis.results import analyse_model, by_method, document  # noqa: E402
-from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
-from tests.checkpoints.made import (  # noqa: E402
-    cone,
-    entries,
-    save,
-    save_dictionary,
-    with_padding,
-)
+from spectral_fairseq.analysis.report import as_html, as_text, check_folder, write_results
+from spectral_fairseq.analysis.results import analyse_model, by_method, document
+from spectral_fairseq.errors import ConfigurationError, OutputError
+from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HEADLESS = (
@@ -253,10 +242,15 @@ def test_every_projection_has_a_scale_of_its_own(results):
     assert "scale of its own" in picture.alt
 
 
+def of_one(results, **changed):
+    """The document of the first checkpoint alone, with other entries."""
+    first = copy.deepcopy(results[0]["checkpoints"][0])
+    return {**results[0], "checkpoints": [{**first, **changed}]}
+
+
 def test_rounding_noise_is_zero_in_every_format(results):
-    one = copy.deepcopy(results[0]["checkpoints"][0])
-    one["measures"].update(mean_cosine=-1.608e-05, drift_cka=1.2e-08)
-    noisy = {**results[0], "checkpoints": [one]}
+    noisy = of_one(results)
+    noisy["checkpoints"][0]["measures"].update(mean_cosine=-1.608e-05, drift_cka=1.2e-08)
     html = re.sub(r'href="data:[^"]*"', "", as_html(noisy, draw_all(noisy)[:2]))
     for text in (as_text(noisy), html):
         assert "e-05" not in text and "e-08" not in text
@@ -268,13 +262,10 @@ def test_rounding_noise_is_zero_in_every_format(results):
 def test_names_are_drawn_as_they_are(label, results):
     import matplotlib
 
-    found, analysed = results
-    renamed = {**found, "checkpoints": [{**found["checkpoints"][0], "label": label}]}
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
-        drawn_files = {
-            picture.name: picture.file("svg") for picture in draw_all(renamed, analysed[:1])
-        }
-    for name, file in drawn_files.items():
+        pictures = draw_all(of_one(results, label=label), results[1][:1])
+        files = {picture.name: picture.file("svg") for picture in pictures}
+    for name, file in files.items():
         root = xml.etree.ElementTree.fromstring(file)
         drawn = ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
         assert label in drawn, name
@@ -322,16 +313,15 @@ def test_seeds_of_methods_in_both_formats(results):
 
 def test_a_random_table_stands_beside_the_figures(results):
     one = results[0]["checkpoints"][0]
-    alone = {**results[0], "checkpoints": [one]}
-    (line,) = [line for line in as_text(alone).splitlines() if line.startswith("effective rank ")]
+    text = as_text(of_one(results))
+    (line,) = [line for line in text.splitlines() if line.startswith("effective rank ")]
     values = (one["measures"]["effective_rank"], one["random"]["effective_rank"])
     assert line.split()[2:] == [f"{value:.4g}" for value in values]
     assert f"random {one['random']['effective_rank']:.3g}<" in as_html(results[0], [])
 
 
 def test_names_with_control_characters_stay_names(results):
-    one = {**results[0]["checkpoints"][0], "label": "a\n\\input{evil}", "signature": "\x1b[2J"}
-    text = as_text({**results[0], "checkpoints": [one]})
+    text = as_text(of_one(results, label="a\n\\input{evil}", signature="\x1b[2J"))
     assert "\x1b" not in text and "\\x1b[2J" in text
 
 

@@ -58,48 +58,55 @@ def test_missing_and_binary_files(tmp_path):
         read_dictionary(tmp_path / "dict.txt")
 
 
-def trained_on(folder):
-    task = {"data": f"{folder}:elsewhere", "source_lang": "de", "target_lang": "en"}
-    return {"cfg": {"task": task}}
+ENCODER, DECODER = "encoder.embed_tokens", "decoder.embed_tokens"
+
+
+def found(given, task, table=DECODER, rows=10):
+    """The dictionary of a table of a training with these settings, and what is said of it."""
+    return find_dictionary(given, {"cfg": {"task": task}}, table, rows, "x.pt")
+
+
+def write(folder, **sizes):
+    """dict.LANGUAGE.txt of so many words, which begin with the language's name."""
+    for language, size in sizes.items():
+        save_dictionary(folder / f"dict.{language}.txt", size, language)
+
+
+def languages(folder, source="de", target="en"):
+    return {"data": f"{folder}:elsewhere", "source_lang": source, "target_lang": target}
 
 
 def test_the_side_of_the_table_decides(tmp_path):
-    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
-    save_dictionary(tmp_path / "dict.en.txt", 6, "e")
-    for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
+    write(tmp_path, de=6, en=6)
+    for table, word in ((ENCODER, "de0"), (DECODER, "en0")):
         for given in (None, tmp_path):
-            words, _ = find_dictionary(given, trained_on(tmp_path), table, 10, "x.pt")
-            assert words.symbols[4] == word
+            assert found(given, languages(tmp_path), table)[0].symbols[4] == word
 
 
 def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path, monkeypatch):
-    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
-    save_dictionary(tmp_path / "dict.en.txt", 6, "e")
+    write(tmp_path, de=6, en=6)
     for name in ("train.de-en.de.idx", "valid.de-en.en.bin", "preprocess.log"):
         (tmp_path / name).touch()
-    task = {"data": str(tmp_path), "source_lang": None, "target_lang": None}
-    for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
-        words, _ = find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")
-        assert words.symbols[4] == word
+    inferred = languages(tmp_path, None, None)
+    for table, word in ((ENCODER, "de0"), (DECODER, "en0")):
+        assert found(None, inferred, table)[0].symbols[4] == word
     with monkeypatch.context() as patch:
         patch.setattr(Path, "iterdir", Mock(side_effect=PermissionError))
-        words, _ = find_dictionary(None, trained_on(tmp_path), table, 10, "x.pt")
-        assert words.symbols[4] == "e0"
+        assert found(None, languages(tmp_path))[0].symbols[4] == "en0"
     (tmp_path / "train.de-fr.de.idx").touch()  # which pair was it?
-    assert find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")[0] is None
+    assert found(None, inferred)[0] is None
 
 
 def test_only_a_dictionary_of_the_right_size_is_taken(tmp_path):
-    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
-    save_dictionary(tmp_path / "dict.en.txt", 9, "e")
-    words, _ = find_dictionary(None, trained_on(tmp_path), "encoder.embed_tokens", 13, "x.pt")
-    assert words.symbols[4] == "e0"
-    words, remark = find_dictionary(None, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
+    write(tmp_path, de=6, en=9)
+    task = languages(tmp_path)
+    assert found(None, task, ENCODER, 13)[0].symbols[4] == "en0"
+    words, remark = found(None, task, ENCODER, 5)
     assert words is None and "none of 5 symbols" in remark
     with pytest.raises(DataError, match="5 rows.*10 words"):
-        find_dictionary(tmp_path / "dict.de.txt", {}, "encoder.embed_tokens", 5, "x.pt")
+        found(tmp_path / "dict.de.txt", {}, ENCODER, 5)
     with pytest.raises(DataError, match="5 rows"):
-        find_dictionary(tmp_path, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
+        found(tmp_path, task, ENCODER, 5)
 
 
 def test_none(tmp_path):
@@ -151,34 +158,30 @@ DENOISING = {"_name": "multilingual_denoising", "add_lang_token": True}
     ({"_name": "translation", "source_lang": "de", "target_lang": "en"}, []),
 ])  # fmt: skip
 def test_symbols_that_the_task_appends(tmp_path, task, added):
-    for name in ("dict.de.txt", "dict.en.txt", "dict.fr.txt", "dict.txt"):
-        save_dictionary(tmp_path / name, 6, "w")
+    write(tmp_path, de=6, en=6, fr=6)
+    save_dictionary(tmp_path / "dict.txt", 6)
     (tmp_path / "langs").write_text("en\nfr\n\nde\n")
     for name in ("data_a", "data_b"):
         (tmp_path / name).mkdir()
-    checkpoint = {"cfg": {"task": {**task, "data": str(tmp_path)}}}
-    rows = 10 + len(added)
+    task, rows = {**task, "data": str(tmp_path)}, 10 + len(added)
     for given in (tmp_path, tmp_path / "dict.en.txt", None):
-        words, _ = find_dictionary(given, checkpoint, "decoder.embed_tokens.weight", rows, "x.pt")
+        words, _ = found(given, task, rows=rows)
         assert words.symbols[10:] == added and len(words.counts) == rows
     if added:
         message = f"10 words in .*, {len(added)} appended by its task"
         with pytest.raises(DataError, match=message):
-            find_dictionary(tmp_path, checkpoint, "decoder.embed_tokens.weight", rows + 1, "x.pt")
+            found(tmp_path, task, rows=rows + 1)
 
 
 def test_the_pair_of_a_table_names_its_language(tmp_path):
-    for language in ("de", "en", "fr"):
-        save_dictionary(tmp_path / f"dict.{language}.txt", 6, language)
-    checkpoint = {"cfg": {"task": {**PAIRS, "data": str(tmp_path)}}}
+    write(tmp_path, de=6, en=6, fr=6)
     for side, language in (("encoder", "fr"), ("decoder", "en")):
         table = f"models.fr-en.{side}.embed_tokens.weight"
-        words, _ = find_dictionary(tmp_path, checkpoint, table, 10, "x.pt")
+        words, _ = found(tmp_path, {**PAIRS, "data": str(tmp_path)}, table)
         assert words.symbols[4] == f"{language}0"
 
 
 def test_dictionaries_that_no_setting_names_are_listed(tmp_path):
-    for language in ("de", "en"):
-        save_dictionary(tmp_path / f"dict.{language}.txt", 6, language)
+    write(tmp_path, de=6, en=6)
     with pytest.raises(DataError, match="found dict.de.txt, dict.en.txt. Name the file itself"):
-        find_dictionary(tmp_path, {"cfg": {}}, "decoder.embed_tokens.weight", 10, "x.pt")
+        found(tmp_path, {})

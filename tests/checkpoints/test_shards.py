@@ -37,17 +37,24 @@ def refused(model, message, **options):
         analyze(model, **options)
 
 
+def piece(rank, count=2, **tables):
+    """What one of parallel processes has: its rows of the tables, and the whole norm."""
+    mine = {f"{name}.weight": table.chunk(count)[rank].clone() for name, table in tables.items()}
+    return {**mine, "norm.weight": NORM}
+
+
+def saved(path, content):
+    path.parent.mkdir(exist_ok=True)
+    torch.save(content, path)
+    return path
+
+
 def llama(folder, count=4, by="rows", settings=True, files=None):
     """Parallel files of Llama 3, or of Llama 2, which splits the columns of the input."""
-    folder.mkdir(exist_ok=True)
     for number in range(count) if files is None else files:
+        part = {**piece(number, count, output=OUTPUT), "layers.0.wq.weight": torch.randn(3, DIM)}
         inputs = INPUT.chunk(count, 0 if by == "rows" else 1)[number]
-        part = {
-            "tok_embeddings.weight": inputs.clone(),
-            "output.weight": OUTPUT.chunk(count)[number].clone(),
-            "norm.weight": NORM,
-            "layers.0.attention.wq.weight": torch.randn(3, DIM),
-        }
+        part["tok_embeddings.weight"] = inputs.clone()
         torch.save(part, folder / f"consolidated.{number:02}.pth")
     if settings:
         vocab = 200 if by == "rows" else -1
@@ -66,7 +73,7 @@ def test_the_parallel_files_of_llama(named, by, count, settings, tmp_path):
     assert found["table"]["name"] == "output" and is_table(found, OUTPUT)
     assert f"Read from {count} files, consolidated.00.pth" in found["table"]["choice"]
     assert is_table(measured(path, table="tok_embeddings"), INPUT)
-    refused(path, f"wq.weight: each of {count} files has a piece", table="layers.0.attention.wq")
+    refused(path, f"wq.weight: each of {count} files has a piece", table="layers.0.wq")
 
 
 def test_one_file_of_llama_is_a_whole(tmp_path):
@@ -150,10 +157,9 @@ def megatron(vocab, inputs, output=None, **sizes):
 @pytest.mark.parametrize("untied", [True, False])
 def test_the_parallel_files_of_megatron(untied, tmp_path):
     for rank in range(4):
-        (tmp_path / f"mp_rank_{rank:02}").mkdir()
         output = OUTPUT.chunk(4)[rank] if untied else None
         part = megatron(200, INPUT.chunk(4)[rank], output, tensor_model_parallel_size=4)
-        torch.save(part, tmp_path / f"mp_rank_{rank:02}" / "model_optim_rng.pt")
+        saved(tmp_path / f"mp_rank_{rank:02}" / "model_optim_rng.pt", part)
     path = tmp_path / "mp_rank_02" / "model_optim_rng.pt"
     found = measured(path)
     assert is_table(found, OUTPUT if untied else INPUT)
@@ -167,13 +173,9 @@ def test_the_parallel_files_of_megatron(untied, tmp_path):
 
 def test_stages_of_a_pipeline(tmp_path):
     for tensor in range(2):
-        for stage in range(2):
-            folder = tmp_path / f"mp_rank_{tensor:02}_{stage:03}"
-            folder.mkdir()
-            part = {"layers.0.weight": torch.randn(3, DIM), "norm.weight": NORM}
-            name, table = [("embed_tokens", INPUT), ("output_layer", OUTPUT)][stage]
-            part[f"{name}.weight"] = table.chunk(2)[tensor].clone()
-            torch.save({"model": part}, folder / "model_rng.pt")
+        for stage, table in enumerate(({"embed_tokens": INPUT}, {"output_layer": OUTPUT})):
+            part = {"layers.0.weight": torch.randn(3, DIM), **piece(tensor, **table)}
+            saved(tmp_path / f"mp_rank_{tensor:02}_{stage:03}" / "model_rng.pt", {"model": part})
     assert is_table(measured(tmp_path / "mp_rank_00_000" / "model_rng.pt"), OUTPUT)
 
 
@@ -186,9 +188,7 @@ def fairseq(tensors, **common):
 def test_the_parallel_files_of_fairseq(tmp_path):
     paths = [tmp_path / f"checkpoint_1_50-model_part-{rank}.pt" for rank in range(2)]
     for rank, path in enumerate(paths):
-        tables = {"decoder.output_projection.weight": OUTPUT, "decoder.embed_tokens.weight": INPUT}
-        part = {name: table.chunk(2)[rank].clone() for name, table in tables.items()}
-        part["decoder.layer_norm.weight"] = NORM
+        part = piece(rank, **{"decoder.output_projection": OUTPUT, "decoder.embed_tokens": INPUT})
         torch.save(fairseq(part, model_parallel_size=2), path)
     found = measured(paths[1])
     assert found["table"]["rows"] == 200 and found["table"]["words"] == 199
@@ -206,8 +206,7 @@ def test_experts_of_fairseq_share_their_tables(tmp_path):
 
 def test_parts_in_an_order_that_is_not_known(tmp_path):
     for rank in range(2):
-        part = {"lm_head.weight": OUTPUT.chunk(2)[rank].clone(), "norm.weight": NORM}
-        torch.save(part, tmp_path / f"checkpoint-rank-{rank}.pt")
+        torch.save(piece(rank, lm_head=OUTPUT), tmp_path / f"checkpoint-rank-{rank}.pt")
         np.save(tmp_path / f"table-{rank:05}-of-00002.npy", OUTPUT.chunk(2)[rank].numpy())
     refused(tmp_path / "checkpoint-rank-1.pt", "lm_head.weight: each of 2 files has a piece")
     refused(tmp_path / "table-00000-of-00002.npy", "array: each of 2 files has a piece")
@@ -229,44 +228,35 @@ def test_what_one_process_saves_of_flat_parameters(form, tmp_path):
     refused(tmp_path / "file.pt", "the weights of a whole model.*one process")
 
 
-@pytest.mark.parametrize("names", [("rank-8.pt", "rank-16.pt"), ("shard3.pt", "shard9.pt")])
-def test_numbers_that_are_no_parts(names, tmp_path):
-    for name, table in zip(names, (OUTPUT, INPUT)):
-        torch.save({"lm_head.weight": table}, tmp_path / name)
-    assert is_table(measured(tmp_path / names[0]), OUTPUT)
-
-
-def test_folders_of_trainings_are_no_parts(tmp_path):
-    for rank, table in ((1, OUTPUT), (2, INPUT)):
-        (tmp_path / f"lora_rank_{rank}").mkdir()
-        torch.save({"lm_head.weight": table}, tmp_path / f"lora_rank_{rank}" / "model.pt")
-    assert is_table(measured(tmp_path / "lora_rank_1" / "model.pt"), OUTPUT)
+@pytest.mark.parametrize("name, other", [
+    ("rank-8.pt", "rank-16.pt"),
+    ("shard3.pt", "shard9.pt"),
+    ("lora_rank_1/model.pt", "lora_rank_2/model.pt"),  # trainings
+])  # fmt: skip
+def test_numbers_that_are_no_parts(name, other, tmp_path):
+    saved(tmp_path / other, {"lm_head.weight": INPUT})
+    assert is_table(measured(saved(tmp_path / name, {"lm_head.weight": OUTPUT})), OUTPUT)
 
 
 def test_the_settings_beside_a_table_that_is_named(tmp_path):
     torch.save({"lm_head.weight": OUTPUT[:50].clone()}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 200}}')
     refused(tmp_path, "a table of 200 words.*50 x 6")
-    assert (
-        "50 x 6, and the settings say 200 words"
-        in (measured(tmp_path, table="lm_head")["table"]["choice"])
-    )
+    choice = measured(tmp_path, table="lm_head")["table"]["choice"]
+    assert "50 x 6, and the settings say 200 words" in choice
 
 
 def test_one_rank_of_a_model_in_layers(tmp_path):
     """Files of DeepSpeed's pipeline: one for each layer and process."""
-    for rank in range(2):
-        piece = {"word_embeddings.weight": torch.rand(100, 16)}
-        torch.save(piece, tmp_path / f"layer_00-model_0{rank}-model_states.pt")
-    for rank in range(2):
-        refused(tmp_path / f"layer_00-model_0{rank}-model_states.pt", "each of 2 files has a piece")
-    (tmp_path / "layer_00-model_00-model_states.pt").unlink()
-    refused(tmp_path / "layer_00-model_01-model_states.pt", "all of the at least 2 files")
-
-
-def test_a_file_of_one_layer_is_not_said_to_be_a_whole_model(tmp_path):
-    torch.save({"word_embeddings.weight": INPUT}, tmp_path / "layer_00-model_00-model_states.pt")
-    choice = measured(tmp_path / "layer_00-model_00-model_states.pt")["table"]["choice"]
+    first, second = (tmp_path / f"layer_00-model_0{rank}-model_states.pt" for rank in range(2))
+    for path in (first, second):
+        saved(path, {"word_embeddings.weight": torch.rand(100, 16)})
+    for path in (first, second):
+        refused(path, "each of 2 files has a piece")
+    first.unlink()
+    refused(second, "all of the at least 2 files")
+    second.unlink()
+    choice = measured(saved(first, {"word_embeddings.weight": INPUT}))["table"]["choice"]
     assert "one layer of the model" in choice and "No output layer" not in choice
 
 
@@ -343,19 +333,17 @@ def test_one_file_is_preferred_to_an_index_as_in_transformers(tmp_path):
 )
 def test_files_whose_names_differ_in_a_number_only(name, norms, message, tmp_path):
     """Files of parallel processes have the same norms; checkpoints of a training have others."""
-    for rank in range(2):
-        piece = {"lm_head.weight": OUTPUT.chunk(2)[rank].clone()}
-        if norms == "frozen":  # with all but the table
-            piece = {"lm_head.weight": OUTPUT + 0.1 * rank * torch.randn(200, DIM)}
-        piece["norm.weight"] = NORM + (rank if norms == "trained" else 0)
-        torch.save(piece, tmp_path / name.format(rank))
-    for rank in range(2):
+    paths, tables = [tmp_path / name.format(rank) for rank in range(2)], OUTPUT.chunk(2)
+    if norms == "frozen":  # with all but the table
+        tables = OUTPUT, OUTPUT + 0.1 * torch.randn(200, DIM)
+    for rank, path in enumerate(paths):
+        norm = NORM + (rank if norms == "trained" else 0)
+        torch.save({"lm_head.weight": tables[rank].clone(), "norm.weight": norm}, path)
+    for path, table in zip(paths, tables):
         if message is not None:
-            refused(tmp_path / name.format(rank), message)
+            refused(path, message)
         else:
-            found = measured(tmp_path / name.format(rank))
-            assert norms == "frozen" or is_table(found, OUTPUT.chunk(2)[rank])
-    if norms == "frozen":
-        return
-    torch.save({"other": NORM, "norm.weight": NORM}, tmp_path / name.format(1))
-    assert is_table(measured(tmp_path / name.format(0)), OUTPUT.chunk(2)[0])
+            assert is_table(measured(path), table)
+    if norms != "frozen":
+        torch.save({"other": NORM, "norm.weight": NORM}, paths[1])
+        assert is_table(measured(paths[0]), tables[0])

@@ -66,13 +66,9 @@ def test_shared_tables_are_one():
         "decoder.embed_tokens.weight": weight,
         "decoder.output_projection.weight": weight.clone(),
     }
-    assert Tables("x.pt", model).groups == [
-        [
-            "encoder.embed_tokens",
-            "decoder.embed_tokens",
-            "decoder.output_projection",
-        ]
-    ]
+    names = ["encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"]
+    assert Tables("x.pt", model).groups == [names]
+    assert Tables("x.pt", model).choose(None)[0] == "decoder.embed_tokens"  # which users know
     model["decoder.output_projection.weight"][5] += 1
     assert len(Tables("x.pt", model).groups) == 2
 
@@ -123,13 +119,6 @@ def test_the_output_table_is_the_default():
     # Tied, but saved by an old version, which does not store the output layer.
     del model["decoder.output_projection.weight"]
     assert Tables("x.pt", model).choose(None) == ["decoder.embed_tokens"]
-
-
-def test_a_shared_table_has_the_name_that_users_know():
-    shared = with_padding(cone())
-    names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
-    model = {f"{name}.weight": shared for name in names}
-    assert Tables("x.pt", model).choose(None)[0] == "decoder.embed_tokens"
 
 
 def test_several_tables_need_a_choice():
@@ -227,13 +216,15 @@ def test_other_matrices_are_not_turned(name):
     assert Tables("x.pt", model).turned == []
 
 
+ZERO_ROWS = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
+
+
 def test_the_repair_of_an_output_layer_keeps_how_it_lies():
     outputs = torch.randn(300, 16)
     outputs[5] = 0
     across = outputs.t().contiguous()
     opened = open_memory({"wte.weight": torch.randn(300, 16), "lm_head.weight": across})
-    how = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
-    _, changed = repair_tables(opened, "lm_head", **how)
+    _, changed = repair_tables(opened, "lm_head", **ZERO_ROWS)
     assert changed["lm_head.weight"].shape == (16, 300)
     kept = [row for row in range(300) if row != 5]
     assert torch.equal(changed["lm_head.weight"][:, kept], across[:, kept])
@@ -241,9 +232,8 @@ def test_the_repair_of_an_output_layer_keeps_how_it_lies():
 
 def test_a_table_of_whole_numbers_is_not_repaired():
     opened = open_memory({"lm_head.weight": torch.zeros(30, 4, dtype=torch.int8)})
-    how = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
     with pytest.raises(DataError, match="floating-point numbers.*lm_head.*int8"):
-        repair_tables(opened, **how)
+        repair_tables(opened, **ZERO_ROWS)
 
 
 @pytest.mark.parametrize("length", [6, 60, 62, 0])
@@ -281,17 +271,11 @@ def test_a_head_inside_a_layer_is_a_further_table(further):
     }
     # Where no output layer stands beside the layers, the head is the only one known.
     assert Tables("x.pt", model).choose(None) == [further[: -len(".weight")]]
-    model["lm_head.weight"] = main
-    assert Tables("x.pt", model).choose(None) == ["lm_head"]
-    assert len(Tables("x.pt", model).groups) == 4
-
-
-@pytest.mark.parametrize("further", _FURTHER)
-def test_a_head_inside_a_layer_does_not_stand_for_an_output_layer_that_is_not_read(further):
-    inputs, other = torch.randn(2, 120, 8).unbind()
-    packed = torch.zeros(1, 120, dtype=torch.int32)
-    model = {"model.embed_tokens.weight": inputs, further: other, "lm_head.qweight": packed}
-    assert "lm_head.qweight" in unread_outputs(Tables("x.pt", model))
+    assert Tables("x.pt", {**model, "lm_head.weight": main}).choose(None) == ["lm_head"]
+    assert len(Tables("x.pt", {**model, "lm_head.weight": main}).groups) == 4
+    # Nor does it stand for an output layer that is not read.
+    packed = {**model, "lm_head.qweight": torch.zeros(1, 120, dtype=torch.int32)}
+    assert "lm_head.qweight" in unread_outputs(Tables("x.pt", packed))
 
 
 def test_the_tables_that_are_listed_are_those_that_are_counted():
