@@ -4,6 +4,7 @@ Flags: ``--fast-dropout`` off.
 In order: ``plugin/cpu.py: draw_masks_fast``, ``plugin/cpu.py: FastDropout``, ``fast_dropout``.
 """
 
+from functools import cache
 from typing import Any, Tuple
 
 import torch
@@ -62,7 +63,19 @@ def word_dropout(
 
 def _scaled_product(features: Tensor, kept: Tensor, scale: float) -> Tensor:
     """Return features * kept * scale, in one pass, which converts the mask on the way."""
+    if not _addcmul_converts():
+        kept = kept.to(features.dtype)
     return torch.addcmul(features.new_zeros(()), features, kept, value=scale)
+
+
+@cache
+def _addcmul_converts() -> bool:
+    """Whether this torch multiplies tensors of different types there; 1.12 does not."""
+    try:
+        torch.addcmul(torch.zeros(()), torch.ones(()), torch.ones((), dtype=torch.int8))
+    except RuntimeError:
+        return False
+    return True
 
 
 class _FastDropout(torch.autograd.Function):
