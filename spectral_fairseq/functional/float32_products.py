@@ -35,7 +35,6 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, O
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import check_choice
 
@@ -317,7 +316,8 @@ class _AttentionWeights(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float
     ) -> Tensor:
-        scores = (query.float() @ key.float().transpose(-2, -1)).mul_(scale)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)).mul_(scale)
         if mask is None:
             weights = scores.softmax(-1)
         elif mask.dtype == torch.bool:
@@ -332,7 +332,6 @@ class _AttentionWeights(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, upstream: Tensor) -> Tuple[Tensor, Tensor, None, None]:
         query, key, weights = ctx.saved_tensors
         scores = torch._softmax_backward_data(upstream, weights, -1, weights.dtype).mul_(ctx.scale)

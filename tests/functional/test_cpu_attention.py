@@ -159,6 +159,20 @@ def test_a_query_that_sees_no_key_has_the_weights_zero(dtype):
     assert key.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(4, 6).tril().bool(), -torch.rand(2, 1, 6)])
+def test_the_weights_are_those_of_a_softmax_with_both_derivatives(mask):
+    query, key = torch.randn(2, 4, 3).double(), torch.randn(2, 6, 3).double()
+    inputs = (query.requires_grad_(), key.requires_grad_())
+    scores = query @ key.transpose(1, 2) / 3**0.5
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    torch.testing.assert_close(attention_weights(*inputs, mask), scores.softmax(-1))
+    assert torch.autograd.gradcheck(lambda q, k: attention_weights(q, k, mask), inputs)
+    assert torch.autograd.gradgradcheck(lambda q, k: attention_weights(q, k, mask), inputs)
+
+
 def test_scores_stay_in_float32_under_autocast():
     query, key = torch.randn(2, 2, 3, 40, 16).mul(3).bfloat16().unbind()
     with torch.autocast("cpu", dtype=torch.bfloat16):

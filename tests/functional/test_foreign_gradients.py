@@ -98,7 +98,7 @@ def functions_of_autograd():
 def test_every_function_of_autograd_refuses_second_derivatives_or_has_them():
     """A new one with a backward pass of constants would be wrong in silence."""
     free = {one.__name__ for one in functions_of_autograd() if not _is_refusing(one)}
-    assert free == {"_FastDropout"}
+    assert free == {"_FastDropout", "_AttentionWeights"}  # for which see test_cpu_attention.py
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
 
     def dropped(x):
