@@ -12,9 +12,10 @@ from spectral_fairseq.functional.blocks import (
     elements_for,
 )
 from spectral_fairseq.functional.consistency_loss import consistency_cross_entropy
-from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
+from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.products import has_wide_products
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
+from tests.functional import losses
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError
@@ -23,59 +24,32 @@ virtual = pytest.importorskip(
 WORDS, DIM, TOKENS, EXPERTS = 61, 8, 24, 3
 
 
-def _mixture(leaves, targets, block, smoothing):
-    contexts, logits, table = leaves
-    prior = logits.log_softmax(-1)
-    if smoothing is None:
-        return -log_mixture(contexts, prior, table).gather(1, targets[:, None]).sum()
-    return mixture_cross_entropy(
-        contexts,
-        prior,
-        targets,
-        table,
-        label_smoothing=smoothing,
-        ignore_index=1,
-        block_elements=block,
-    )[0]
+def _adaptive(leaves, targets, eps, block):
+    h, q, w, _ = leaves
+    return (adaptive_cross_entropy(h[:, 0], q, targets, w, None, (9, 20, 40), block_tokens=3 * block),)
 
 
+def _consistency(leaves, targets, eps, block):
+    h, _, w, _ = leaves
+    given = {"weight": 1.0, "symmetric": True, "block_elements": 3 * block * WORDS}
+    return (consistency_cross_entropy(h[:, :2], targets, w, **given).loss,)
+
+
+def _log_mixture(leaves, targets, eps, block):
+    h, q, w, _ = leaves
+    return (-log_mixture(h, losses.prior(q), w).gather(1, targets[:, None]).sum(),)
+
+
+# name -> (loss, label smoothing, kernels of a block, those of a step beside its blocks). Lower the
+# numbers with the code.
 LOSSES = {
-    "softmax": lambda leaves, y, block: blockwise_cross_entropy(
-        leaves[0][:, 0], y, leaves[2], label_smoothing=0.1, ignore_index=1, block_elements=block
-    )[0],
-    "z-loss": lambda leaves, y, block: (
-        blockwise_cross_entropy(
-            leaves[0][:, 0],
-            y,
-            leaves[2],
-            z_loss=0.1,
-            softcap=3.0,
-            label_smoothing=0.1,
-            ignore_index=1,
-            block_elements=block,
-        ).loss
-    ),
-    "adaptive": lambda leaves, y, block: adaptive_cross_entropy(
-        leaves[0][:, 0], leaves[1], y, leaves[2], None, (9, 20, 40), block_tokens=block // WORDS
-    ),
-    "consistency": lambda leaves, y, block: (
-        consistency_cross_entropy(
-            leaves[0][:, :2], y, leaves[2], weight=1.0, symmetric=True, block_elements=block
-        ).loss
-    ),
-    "mixture": lambda leaves, y, block: _mixture(leaves, y, block, 0.0),
-    "mixture, smoothed": lambda leaves, y, block: _mixture(leaves, y, block, 0.1),
-    "log-mixture": lambda leaves, y, block: _mixture(leaves, y, block, None),
-}
-# Kernels of a block, and those of a step beside its blocks. Lower them with the code.
-LAUNCHES = {
-    "softmax": (34, 33),
-    "z-loss": (50, 36),
-    "adaptive": (54, 106),
-    "consistency": (55, 20),
-    "mixture": (38, 32),
-    "mixture, smoothed": (50, 34),
-    "log-mixture": (0, 90),
+    "softmax": (losses.LOSSES["softmax"].fast, 0.1, 34, 33),
+    "z-loss": (losses.LOSSES["softmax with both"].fast, 0.1, 50, 36),
+    "adaptive": (_adaptive, 0.0, 54, 106),
+    "consistency": (_consistency, 0.0, 55, 20),
+    "mixture": (losses.LOSSES["mixture"].fast, 0.0, 38, 32),
+    "mixture, smoothed": (losses.LOSSES["mixture"].fast, 0.1, 50, 34),
+    "log-mixture": (_log_mixture, 0.0, 0, 90),
 }
 
 
@@ -84,15 +58,17 @@ def leaves_of(dtype=torch.float32, scale=1.0):
     shapes = ((TOKENS, EXPERTS, DIM), (TOKENS, EXPERTS), (WORDS, DIM))
     drawn = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     targets = torch.randint(2, WORDS, (TOKENS,), generator=generator)
-    targets[::7] = 1
+    targets[::7] = losses.PAD
     return [drawn[0] * scale, drawn[1].float(), drawn[2]], targets
 
 
 def run(name, leaves, targets, block):
+    """Loss and gradients; a block has so many tokens."""
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-    loss = LOSSES[name](leaves, targets, block)
-    loss.backward()
-    return loss.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
+    loss, smoothing, *_ = LOSSES[name]
+    found = loss([*leaves, None], targets, smoothing, block)[0]
+    found.backward()
+    return found.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def on_device(name, leaves, targets, block):
@@ -112,14 +88,13 @@ def on_device(name, leaves, targets, block):
 def test_values_waits_and_launches_at_any_number_of_blocks(name, scale):
     """At scale 60 words underflow in linear space, and log space takes over once for all."""
     leaves, targets = leaves_of(scale=scale)
-    expected = run(name, leaves, targets, 10**6)
+    expected = run(name, leaves, targets, TOKENS)
     for blocks in (1, 6):
-        block = TOKENS * EXPERTS * WORDS // blocks
-        *found, waits, launches = on_device(name, leaves, targets, block)
+        *found, waits, launches = on_device(name, leaves, targets, TOKENS // blocks)
         torch.testing.assert_close(found[0], expected[0], rtol=2e-5, atol=1e-4)
         torch.testing.assert_close(found[1], expected[1], rtol=2e-4, atol=2e-5 * scale)
         assert waits <= 2
-        each, beside = LAUNCHES[name]
+        *_, each, beside = LOSSES[name]
         computed = blocks * (2 if scale > 1 and name == "mixture, smoothed" else 1)
         assert launches <= computed * each + beside
 
@@ -128,8 +103,8 @@ def test_values_waits_and_launches_at_any_number_of_blocks(name, scale):
 @pytest.mark.parametrize("name", LOSSES)
 def test_half_precision_multiplies_in_half_and_stays_near_float64(name, dtype, limit):
     leaves, targets = leaves_of(dtype)
-    expected = run(name, [leaf.double() for leaf in leaves], targets, 10**6)
-    loss, gradients, waits, _ = on_device(name, leaves, targets, 4 * EXPERTS * WORDS)
+    expected = run(name, [leaf.double() for leaf in leaves], targets, TOKENS)
+    loss, gradients, waits, _ = on_device(name, leaves, targets, 4)
     torch.testing.assert_close(loss.double(), expected[0], rtol=limit, atol=limit)
     for found, wanted in zip(gradients, expected[1]):
         assert (found.double() - wanted).norm() <= limit * wanted.norm()
@@ -167,9 +142,9 @@ def test_blocks_grow_with_free_memory():
 def test_columns_of_zeros_change_neither_loss_nor_gradients(name, monkeypatch):
     leaves, targets = leaves_of(torch.float64)
     leaves = [leaves[0][..., :5], leaves[1], leaves[2][:, :5]]
-    expected = run(name, leaves, targets, 10**4)
+    expected = run(name, leaves, targets, TOKENS)
     monkeypatch.setattr(block_scores, "_wants_alignment", lambda *_: True)
-    torch.testing.assert_close(run(name, leaves, targets, 10**4), expected)
+    torch.testing.assert_close(run(name, leaves, targets, TOKENS), expected)
 
 
 def test_only_products_of_16_bit_numbers_on_a_gpu_are_aligned():
