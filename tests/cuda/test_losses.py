@@ -26,7 +26,8 @@ WORDS, DIM, TOKENS, EXPERTS = 61, 8, 24, 3
 
 def _adaptive(leaves, targets, eps, block):
     h, q, w, _ = leaves
-    return (adaptive_cross_entropy(h[:, 0], q, targets, w, None, (9, 20, 40), block_tokens=3 * block),)
+    given = (h[:, 0], q, targets, w, None, (9, 20, 40))
+    return (adaptive_cross_entropy(*given, block_tokens=3 * block),)
 
 
 def _consistency(leaves, targets, eps, block):

@@ -6,21 +6,13 @@ from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradien
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from tests.capabilities import FLOAT16
+from tests.embeddings.test_tables import COUNTS, FILLERS, PAD, dense
 from tests.reference import row_penalties as reference
-
-PAD, FILLERS = 1, (35, 36)
-COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
 
 
 def table(n=37, d=5, counts=COUNTS, **options):
     torch.manual_seed(0)
     return WeightNormEmbedding(n, d, PAD, FILLERS, counts=counts, **options)
-
-
-def dense(n=37, d=5, seed=1, dtype=torch.float64):
-    weight = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    weight[PAD] = 0
-    return weight
 
 
 def others(weight):
@@ -66,7 +58,7 @@ def test_look_up_works_on_the_gathered_rows_alone(monkeypatch):
 
 
 def test_padding_row_stays_zero_and_fillers_are_trained():
-    weight = dense(dtype=torch.float32)
+    weight = dense()
     restored = table()
     restored.load_state_dict(restored.factor(weight))
     with torch.no_grad():
@@ -149,7 +141,7 @@ def test_resumed_schedule_equals_the_uninterrupted_one():
 @pytest.mark.parametrize("scale", [1e-8, 1e-13, 1e-19, 1e-25])
 def test_very_short_rows_keep_their_directions(scale):
     """Their squares vanish in float32, and what was shorter than 1e-12 became shorter still."""
-    weight = dense(dtype=torch.float32)
+    weight = dense()
     weight[4:] *= scale
     module = WeightNormEmbedding.from_dense(weight, PAD)
     expected = weight / scale
@@ -158,7 +150,7 @@ def test_very_short_rows_keep_their_directions(scale):
 
 
 def test_a_zero_row_of_a_dense_table_stays_zero_but_can_be_trained():
-    weight = dense(dtype=torch.float32)
+    weight = dense()
     weight[7] = 0
     module = WeightNormEmbedding.from_dense(weight, PAD)
     assert module.weight[7].abs().sum() == 0

@@ -181,6 +181,15 @@ def make_sample(task, sizes=((5, 4), (3, 7), (6, 2)), seed=0):
     }
 
 
+def sample_for(model, task):
+    """:func:`make_sample`, or its target side for a model that reads no source."""
+    sample = make_sample(task)
+    if "encoder" not in model._modules:
+        tokens = sample["net_input"]["prev_output_tokens"]
+        sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}
+    return sample
+
+
 def segments(task, bsz=3, length=7, seed=0, pad=0):
     """A batch of ``bsz`` segments of random words, the last one with ``pad`` padding tokens."""
     padding = task.target_dictionary.pad()

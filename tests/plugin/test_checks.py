@@ -33,6 +33,7 @@ def untied(task):
 def quantised(tmp_path, pattern, max_update=0, tied=True, **options):
     """A trainer before its first epoch, with product quantisation in one stage."""
     trainer = build_trainer(begin=False, **options)
+    OmegaConf.set_struct(trainer.cfg, False)
     if not tied:
         trainer._model = untied(trainer.task)
     path, widths = tmp_path / "pq.yaml", {"Linear": "in_features", "Embedding": "embedding_dim"}
@@ -58,7 +59,6 @@ def quantised(tmp_path, pattern, max_update=0, tied=True, **options):
 def test_a_flag_whose_table_is_replaced(tmp_path, tied, flags):
     """The control changed a parameter that the optimiser no longer held, without a word."""
     trainer = quantised(tmp_path, TABLE, tied=tied, **flags)
-    OmegaConf.set_struct(trainer.cfg, False)
     trainer.cfg.criterion.update(flags)
     flag = "--" + next(iter(flags)).replace("_", "-")
     with pytest.raises(UnsupportedError, match=f"(?s){flag}.*replaces .*layers_to_quantize"):
@@ -88,7 +88,6 @@ def test_optimisers_that_hold_what_is_replaced_or_have_to_last(tmp_path):
         ("nt_asgd", LAYERS, 0),
     ):
         trainer = quantised(tmp_path, pattern, max_update)
-        OmegaConf.set_struct(trainer.cfg, False)
         trainer.cfg.optimizer._name = name
         with pytest.raises(UnsupportedError, match=f"--optimizer {name}; found --quantization"):
             trainer.begin_epoch(1)

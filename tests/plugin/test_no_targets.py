@@ -5,7 +5,7 @@ import torch
 from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from tests.plugin.conftest import OUR_MODELS, any_model, build_criterion, make_sample
+from tests.plugin.conftest import OUR_MODELS, any_model, build_criterion, sample_for
 from tests.plugin.trainers import build_trainer
 
 METHODS = (
@@ -23,15 +23,12 @@ METHODS = (
 )
 
 
-def without_targets(task, is_lm, size):
+def without_targets(task, model, size):
     """(batch, tokens in the ignored prefix): of padding alone if there are none."""
-    sample = make_sample(task)
+    sample = sample_for(model, task)
     if not size:
         sample["target"] = torch.full_like(sample["target"], task.target_dictionary.pad())
         sample["ntokens"] = 0
-    if is_lm:
-        tokens = sample["net_input"]["prev_output_tokens"]
-        sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}
     return sample
 
 
@@ -47,7 +44,7 @@ def test_a_batch_without_targets(task, name, prefix, method):
         criterion.check_model(model)
     except ConfigurationError:
         return  # they cannot be combined
-    sample = without_targets(task, "encoder" not in model._modules, prefix)
+    sample = without_targets(task, model, prefix)
     model.eval()
     loss, _, log = criterion(model, sample)
     assert loss.item() == 0 and float(log["nll_loss"]) == 0
@@ -72,7 +69,7 @@ def test_an_update_without_tokens_has_no_loss_in_the_logs(sentence_avg):
         metrics.reset()
         with metrics.aggregate() as found:
             for size in sizes:
-                trainer.train_step([without_targets(task, False, size)])
+                trainer.train_step([without_targets(task, trainer.get_model(), size)])
         values = found.get_smoothed_values()
         return [values.get(name) for name in ("loss", "nll_loss", "ppl")]
 

@@ -29,6 +29,7 @@ from tests.plugin.conftest import (
     make_sample,
     off_constraint,
     parameters_in_use,
+    sample_for,
     split,
     words,
 )
@@ -188,10 +189,7 @@ def test_dispersion_of_the_layers_without_padding(task, arch, options):
     for module in model.modules():
         if isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
-    sample = make_sample(task)
-    if "encoder" not in model._modules:
-        tokens = sample["net_input"]["prev_output_tokens"]
-        sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}
+    sample = sample_for(model, task)
     states = layer_states(model, sample)
     assert len(states) == 2
     criterion = build_criterion(

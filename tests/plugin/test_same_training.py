@@ -70,12 +70,14 @@ Trainer.train_step = watched
 """
 
 
-def model_of(folder):
-    return load_checkpoint(folder / "checkpoint_last.pt")["model"]
+def weights_of(path):
+    """The model of a checkpoint, or of the last one in a folder."""
+    path = path / "checkpoint_last.pt" if path.is_dir() else path
+    return load_checkpoint(path)["model"]
 
 
 def same_trainings(first, second):
-    return same_states(model_of(first), model_of(second))
+    return same_states(weights_of(first), weights_of(second))
 
 
 # In this process, in each precision
@@ -119,9 +121,7 @@ def test_a_training_resumes_bit_for_bit(way, precision, tmp_path):
     take_updates(resumed, 2)
     for trainer, name in ((through, "through.pt"), (resumed, "resumed.pt")):
         save_in_epoch(trainer, tmp_path / name, done=5)
-    saved, again = (
-        load_checkpoint(tmp_path / name)["model"] for name in ("through.pt", "resumed.pt")
-    )
+    saved, again = (weights_of(tmp_path / name) for name in ("through.pt", "resumed.pt"))
     assert same_states(saved, again)  # the float32 weights, of which the model's are roundings
     table = saved["decoder.output_projection.weight"] if way == "likelihood" else None
     assert table is None or not torch.equal(table, table.bfloat16().float())
@@ -153,7 +153,7 @@ def test_two_workers_equal_one_with_update_freq_two(
     (watching / "__init__.py").write_text(WATCHING)
     more = (*flags, *more, "--user-dir", watching)
     run_on_two_workers(*train_command(tiny_translation_data, two, arch, *more))
-    first, second = model_of(one), model_of(two)
+    first, second = weights_of(one), weights_of(two)
     for key in first:
         torch.testing.assert_close(first[key], second[key], rtol=10 * tolerance, atol=tolerance)
     after_each_update = [(watching / f"{rank}.txt").read_text().split() for rank in (0, 1)]

@@ -10,6 +10,7 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, train_command
 from tests.plugin.test_command_line import samples
+from tests.plugin.test_same_training import weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,10 +35,6 @@ RUNS = {
 }
 
 
-def model_of(path):
-    return load_checkpoint(path)["model"]
-
-
 def figures(folder, kind):
     """What was logged after each epoch, without times."""
     log = (folder / "log.txt").read_text("utf-8")
@@ -58,8 +55,8 @@ def test_resumed_equals_uninterrupted(name, slots, train):
     state = load_checkpoint(half)["extra_state"]["train_iterator"]
     assert len(state["streams"]["states"]) == slots and state["epoch"] == 2
     resumed = train(*RUNS[name], "--restore-file", half)
-    expected, found = (model_of(f / "checkpoint_last.pt") for f in (through, resumed))
-    before = model_of(half)
+    expected, found = (weights_of(f) for f in (through, resumed))
+    before = weights_of(half)
     assert any(not torch.equal(before[key], expected[key]) for key in before)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     for kind in ("valid", "train"):
@@ -111,8 +108,8 @@ def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_wo
     more += ("--batch-size", "3", "--batch-size-valid", "4", "--update-freq", "2")
     one = train(ARCH, CRITERION, *TINY, *more, "--restore-file", half)
     assert "afresh" not in (one / "log.txt").read_text("utf-8")
-    found, expected = (model_of(f / "checkpoint_last.pt") for f in (one, two))
-    before = model_of(half)
+    found, expected = (weights_of(f) for f in (one, two))
+    before = weights_of(half)
     assert any((before[key] - expected[key]).abs().max() > 1e-3 for key in before)
     for key in expected:
         torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-6)

@@ -27,8 +27,8 @@ from tests.plugin.test_same_training import (
     CRITERION,
     FIXED,
     SHARED,
-    model_of,
     same_trainings,
+    weights_of,
 )
 from tests.plugin.test_stateful_training import XL
 from tests.plugin.trainers import (
@@ -426,12 +426,12 @@ def test_a_transformer_xl_with_an_adaptive_softmax(train):
 
 def test_an_untied_language_model_controls_its_output_table_alone(train):
     flags = (CRITERION, "--max-update", "2", "--lr", "0")
-    plain = model_of(train("transformer_lm", *flags))
-    control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
+    plain = weights_of(train("transformer_lm", *flags))
+    control = weights_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
     changed = [key for key in plain if not torch.equal(plain[key], control[key])]
     assert changed == []  # a rate of zero changes nothing at all
     flags = (*flags[:-1], "1e-9")
-    control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
+    control = weights_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
     moved = [k for k in plain if not torch.allclose(plain[k], control[k], rtol=0, atol=1e-6)]
     assert moved == ["decoder.output_projection.weight"]
 

@@ -10,8 +10,8 @@ import tempfile
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, train_command
+from tests.plugin.test_same_training import weights_of
 from tests.slurm import write_slurm
 
 if shutil.which("bash") is None:
@@ -90,15 +90,11 @@ def restarted(tmp_path_factory, launch):
     return folder
 
 
-def model_of(path):
-    return load_checkpoint(path)["model"]
-
-
 def assert_same_training(first, second):
-    one, two = (model_of(folder / "checkpoint_last.pt") for folder in (first, second))
+    one, two = (weights_of(folder) for folder in (first, second))
     for key in one:
         torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-6)
-    half = model_of(first / HALF)
+    half = weights_of(first / HALF)
     assert any((half[key] - one[key]).abs().max() > 1e-3 for key in one)
 
 
@@ -139,7 +135,7 @@ def test_a_language_model_with_base_layers(arch, launch, tiny_lm_data, tmp_path)
         *("--optimizer", "sgd", "--lr", "0.1", "--batch-size", "2", "--max-update", "2"),
     )
     launch(TORCHRUN, tmp_path, recipe=recipe)
-    one, two = (model_of(tmp_path / f"checkpoint_last-rank-{rank}.pt") for rank in range(2))
+    one, two = (weights_of(tmp_path / f"checkpoint_last-rank-{rank}.pt") for rank in range(2))
     experts = [name for name in one if "expert_network" in name and "ff2" in name]
     assert experts and all((one[name] != two[name]).any() for name in experts)
     assert all(torch.equal(one[name], two[name]) for name in one if "expert_network" not in name)

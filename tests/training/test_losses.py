@@ -80,6 +80,7 @@ def test_tokens_are_counted_over_all_batches_of_a_step(transformers, smoothing, 
     labels[4:, 4:] = -100
     ids = torch.cat([IDS, IDS.flip(0), IDS])
     total = labels[:, 1:].ne(-100).sum()
+    total = int(total) if training else total  # Trainer has given both
     whole = loss(model(input_ids=ids), labels)
     whole.backward()
     expected = gradients(model)
@@ -167,14 +168,6 @@ def test_two_workers_have_the_gradients_of_one_with_the_joint_batch(tmp_path):
         expected = gradients(model)
         for found in workers:
             same(found[table], expected)
-
-
-def test_an_integer_counts_too(transformers):
-    model = build(transformers)
-    loss = fused_loss_(model)
-    mean = loss(model(input_ids=IDS), LABELS)
-    count = int(LABELS[:, 1:].ne(-100).sum())
-    torch.testing.assert_close(loss(model(input_ids=IDS), LABELS, 2 * count), mean / 2)
 
 
 class Scores(nn.Module):
