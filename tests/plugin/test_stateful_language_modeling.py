@@ -65,10 +65,8 @@ def build_model(task):
 
 
 def batches(task, split="train", size=3, epoch=1, **more):
-    iterator = task.get_batch_iterator(
-        task.dataset(split), max_sentences=size, epoch=epoch, seed=1, **more
-    )
-    return iterator
+    dataset = task.dataset(split)
+    return task.get_batch_iterator(dataset, max_sentences=size, epoch=epoch, seed=1, **more)
 
 
 def training_batches(task, **more):
@@ -246,20 +244,8 @@ def test_learning_rate_of_half_precision_optimizers(precision):
     assert trained.eq(-0.25).all()
 
 
-def saved(iterator):
-    """The state of an iterator in the middle of an epoch, through a file."""
-    iterator.gathered = iterator.carries.states(iterator.streams.slots)
-    iterator.precision = "torch.float64"
-    return iterator.state_dict()
-
-
-def through_a_file(state, folder):
-    torch.save(state, folder / "state.pt")
-    return torch_load(folder / "state.pt")
-
-
 def interrupted(folder, updates, epoch=2, size=3, **options):
-    """Losses of an epoch, and the state after so many updates of it."""
+    """Losses of an epoch, and the state after so many updates of it, through a file."""
     task = build_task(**options)
     model = build_model(task)
     iterator = training_batches(task, epoch=epoch, size=size)
@@ -267,8 +253,9 @@ def interrupted(folder, updates, epoch=2, size=3, **options):
     task.begin_epoch(epoch, model)
     slots = iterator.streams.slots
     losses = train(task, model, [next(itr) for _ in range(updates * slots)])
-    state = through_a_file(saved(iterator), folder)
-    return losses + train(task, model, itr), state
+    iterator.gathered, iterator.precision = iterator.carries.states(slots), "torch.float64"
+    torch.save(iterator.state_dict(), folder / "state.pt")
+    return losses + train(task, model, itr), torch_load(folder / "state.pt")
 
 
 def resumed(state, size=3, **options):
