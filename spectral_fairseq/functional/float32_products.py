@@ -382,8 +382,8 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         as_set = torch.compiler.is_compiling()  # a compiler decides by itself
         if half and short and not as_set and _has_weights(query, key, attn_mask, is_causal):
             if is_causal:
-                seen = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool)
-                attn_mask = seen.tril()
+                size = (query.size(-2), key.size(-2))
+                attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
             weights = attention_weights(query, key, attn_mask, options.get("scale"))
             return F.dropout(weights, dropout_p) @ value
         # The kernel knows no dropout.

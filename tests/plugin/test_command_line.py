@@ -324,3 +324,16 @@ def test_hydra_preset_trains_and_its_checkpoint_translates(
     assert len(generate(run_cli, tiny_translation_data, best, *USER_DIR)) == 7
     model = load_checkpoint(best)["cfg"]["model"]
     assert model["_name"] == "transformer_sc_iwslt_de_en" and model["spectrum_c1"] == "auto"
+
+
+def test_validate_repeats_the_training_loops_figures(train, run_cli, tiny_translation_data):
+    folder = train("transformer_sc", "spectrum_control", SHARED)
+    done = run_cli(
+        *("fairseq-validate", tiny_translation_data, "--path", folder / "checkpoint_last.pt"),
+        *(*USER_DIR, "--task", "translation", "--source-lang", "de", "--target-lang", "en"),
+        *("--cpu", "--max-tokens", "96", "--valid-subset", "valid", "--log-format", "simple"),
+    )
+    pattern = r"\bvalid\b.*?\| loss ([\d.]+) \| nll_loss ([\d.]+)"
+    (during,) = re.findall(pattern, (folder / "log.txt").read_text())
+    (after,) = re.findall(pattern, done.stdout + done.stderr)
+    assert during == after
