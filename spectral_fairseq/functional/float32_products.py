@@ -343,13 +343,13 @@ def attention_weights(
 ) -> Tensor:
     """Return the weights of attention in half precision, from scores in float32.
 
-    The scores decide about the error. Rounded to bfloat16 they make the errors of the output and of
-    the gradients two to five times those of torch's flash kernel; in float32 the errors are 0.9 to
-    1.5 times its. The backward pass takes products of half precision.
+    The error depends on the precision of the scores. With scores in bfloat16 the output and the
+    gradients have two to five times the error of torch's flash kernel, and with scores in float32
+    0.9 to 1.5 times. The backward pass takes products of half precision.
 
     Args:
         query: ``(..., L, D)``, in half precision.
-        key: ``(..., S, D)``, in the same.
+        key: ``(..., S, D)``, of the type of ``query``.
         mask: boolean, true where a key is seen, or added to the scores; it broadcasts to
             ``(..., L, S)``. A query that sees no key has the weights zero, as in torch.
         scale: factor of the scores; 1 / sqrt(D) by default.

@@ -112,7 +112,7 @@ def with_amx(products_as_torch_comes):
 
 @pytest.mark.parametrize("length", [LONG // 4, LONG_WITH_AMX - 1])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.5}])
-def test_with_amx_short_halves_are_as_precise_as_in_the_kernel(with_amx, options, length):
+def test_with_amx_short_halves_are_about_as_precise_as_in_the_kernel(with_amx, options, length):
     ours = run(F.scaled_dot_product_attention, length, torch.bfloat16, **options)
     exact = run(with_amx, length, torch.float64, **options)
     kernels = run(with_amx, length, torch.bfloat16, **options)
@@ -125,7 +125,7 @@ def test_with_amx_short_halves_are_as_precise_as_in_the_kernel(with_amx, options
 def test_dropout_falls_on_the_weights(with_amx):
     query, key = torch.randn(2, 2, 3, 8, 16).bfloat16().unbind()
     torch.manual_seed(1)
-    # Values of one sum up the weights: 1 without dropout, and with 0.5 multiples of the doubled.
+    # With values of one the output is the sum of the weights that are kept.
     found = F.scaled_dot_product_attention(query, key, torch.ones_like(key), dropout_p=0.5)
     torch.manual_seed(1)
     kept = F.dropout(attention_weights(query, key), 0.5)

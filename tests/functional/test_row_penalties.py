@@ -58,7 +58,8 @@ def test_penalty_and_gradient_equal_the_naive_form(name, n, d, excluded):
     fast, naive = PENALTIES[name]
     matrix = table(d, n).t().requires_grad_()  # whose rows are not contiguous
     found, expected = fast(matrix, torch.tensor(excluded).long()), naive(matrix, excluded)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    slack = 1e-14 if name == "cosine" else 0  # of one row it is 0
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=slack)
     (gradient,) = torch.autograd.grad(3 * found, matrix)
     wanted = torch.zeros_like(matrix)
     if expected.requires_grad:  # one row has no cosines
