@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
+from spectral_fairseq.functional.float32_products import HALVES
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     differentiable_once,
@@ -214,7 +215,7 @@ def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:
 
 
 def _wants_alignment(contexts: Tensor, matrix: Tensor) -> bool:
-    return contexts.is_cuda and product_dtype(contexts, matrix) in (torch.float16, torch.bfloat16)
+    return contexts.is_cuda and product_dtype(contexts, matrix) in HALVES
 
 
 class BlockScores:

@@ -280,7 +280,7 @@ def float32_products(choice: str = "auto", half_precision: bool = False) -> Iter
 LONG = 64
 # Length from which, with AMX, the flash kernel in half precision is faster than products.
 LONG_WITH_AMX = 192
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)  # types of half precision
 _FLASH = "ScaledDotProductFlashAttentionForCpu"
 
 
@@ -378,7 +378,7 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         is_causal: bool = False,
         **options: Any,
     ) -> Tensor:
-        half, short = query.dtype in _HALVES, query.size(-2) * key.size(-2) < long**2
+        half, short = query.dtype in HALVES, query.size(-2) * key.size(-2) < long**2
         as_set = torch.compiler.is_compiling()  # a compiler decides by itself
         if half and short and not as_set and _has_weights(query, key, attn_mask, is_causal):
             if is_causal:

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError, UnsupportedError
-from spectral_fairseq.functional.float32_products import has_amx
+from spectral_fairseq.functional.float32_products import HALVES, has_amx
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,7 +65,7 @@ def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 @cache
 def _tried_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALVES:
         return False
     factor = torch.full((8, 8), 128.0, dtype=dtype, device=device)
     total = torch.ones(8, 8, device=device)

@@ -52,6 +52,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.float32_products import HALVES
 from spectral_fairseq.functional.products import differentiable_once, outside_graphs, row_norms
 
 
@@ -130,7 +131,7 @@ def adversarial_margin(
         ConfigurationError: epsilon is negative, infinite or not a number.
     """
     check_range("`epsilon`", epsilon, at_least=0)
-    if features.dtype in (torch.float16, torch.bfloat16):
+    if features.dtype in HALVES:
         features = features.float()
     margin = epsilon * target_norms.to(features.dtype) * row_norms(features)
     return margin if padding_idx is None else margin.masked_fill(targets.eq(padding_idx), 0.0)

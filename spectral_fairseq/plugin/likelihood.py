@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.float32_products import HALVES
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
@@ -238,7 +239,7 @@ SHARE, COPIES, BYTES = 1 / 3, 3, 4
 
 # On a CPU blocks of bfloat16 take less time from about 2 d tokens on, for any vocabulary: the
 # gradient of the table is summed in float32 (benchmarks/bench_loss_form.py).
-HALF, TOKENS_PER_DIMENSION = (torch.bfloat16, torch.float16), 2
+TOKENS_PER_DIMENSION = 2
 
 
 class LossForm(NamedTuple):
@@ -286,7 +287,7 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
     device = parameter.device
     if device.type == "cpu":
         why = "on a CPU this takes less time and memory"
-        if parameter.dtype not in HALF:
+        if parameter.dtype not in HALVES:
             return LossForm(True, why)
         with torch.no_grad():
             dim = output_matrix(model, num_words).size(1)

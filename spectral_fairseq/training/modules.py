@@ -16,15 +16,14 @@ import inspect
 import warnings
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 
-import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
+from spectral_fairseq.functional.float32_products import HALVES
 
 # Usual names of an output layer, in models without get_output_embeddings().
 OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
-_16_BITS = (torch.float16, torch.bfloat16)
 
 
 class LayerMixin(nn.Module):
@@ -314,7 +313,7 @@ def check_table(weight: Any, use: str) -> None:
     remedy = "Pass the model, or another layer."
     if weight.dim() != 2:
         raise ConfigurationError(f"a matrix for {use}", f"shape {tuple(weight.shape)}", remedy)
-    if weight.dtype in _16_BITS or not weight.is_floating_point():
+    if weight.dtype in HALVES or not weight.is_floating_point():
         raise UnsupportedError(
             f"a table of 32 or 64 bits for {use}",
             f"one of {weight.dtype}, in which small changes are lost",

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
+from spectral_fairseq.functional.float32_products import HALVES
 from spectral_fairseq.functional.row_penalties import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead
@@ -265,9 +266,7 @@ class TokenLoss:
         tensors = [features, *layer.parameters()]
         if isinstance(layer, FactoredLayer):
             tensors += layer.used_table.parameters()
-        autocast = dtype in (torch.float16, torch.bfloat16) and any(
-            tensor.dtype != dtype for tensor in tensors
-        )
+        autocast = dtype in HALVES and any(tensor.dtype != dtype for tensor in tensors)
         device = features.device.type
         half = {"dtype": dtype} if autocast else {"enabled": False}
         with torch.autocast(device, **half):
