@@ -10,7 +10,7 @@ import argparse
 import ast
 import operator
 from numbers import Integral, Real
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import torch
 
@@ -175,12 +175,14 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
                 )
     names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
     both = {name: state.get(name) for name in ("args", "cfg")}
-    for setting, text in _evaluated(both, names, path):
+    for where, name, text in each_setting(both, path):
+        if name not in names or not isinstance(text, str) or text.strip() in ("", "???"):
+            continue  # the last is omegaconf's: not set
         try:
             literal(text)
         except ConfigurationError as error:
             raise UntrustedError(
-                f"{error.expected} as the setting {setting} of {path}",
+                f"{error.expected} as the setting {where}.{name} of {path}",
                 f"{error.found}, which fairseq would run as code",
             ) from None
 
@@ -237,23 +239,20 @@ def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
         raise NotFairseqError(wanted, f"{type(error).__name__}: {error}") from error
 
 
-def _evaluated(
-    settings: Mapping[str, Any], names: FrozenSet[str], path: Any
-) -> Iterator[Tuple[str, str]]:
-    """Full names and values of the strings that fairseq would evaluate, in all nodes."""
-    nodes: List[Tuple[str, Any]] = list(settings.items())
-    seen = set()  # a node may contain itself
-    while nodes:
-        where, node = nodes.pop()
-        node = _without_omegaconf(by_name(node), where, path)
-        if not isinstance(node, Mapping) or id(node) in seen:
+def each_setting(nodes: Mapping[str, Any], path: Any) -> Iterator[Tuple[str, Any, Any]]:
+    """Place, name and value of every setting in nested nodes, of which each is read once."""
+    pending: List[Tuple[str, Any]] = list(nodes.items())
+    # By identity, since a node may contain itself; kept, so that no other gets its identity.
+    seen: Dict[int, Any] = {}
+    while pending:
+        where, node = pending.pop()
+        if id(node) in seen:
             continue
-        seen.add(id(node))
-        for name, value in node.items():
-            if not isinstance(value, str):
-                nodes.append((f"{where}.{name}", value))
-            elif name in names and value.strip() not in ("", "???"):  # omegaconf's: not set
-                yield f"{where}.{name}", value
+        seen[id(node)] = node
+        node = _without_omegaconf(by_name(node), where, path)
+        for name, value in node.items() if isinstance(node, Mapping) else ():
+            yield where, name, value
+            pending.append((f"{where}.{name}", value))
 
 
 def by_name(node: Any) -> Any:

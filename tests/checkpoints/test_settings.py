@@ -195,6 +195,15 @@ def test_damaged_containers_of_omegaconf(tmp_path):
 HOSTILE = "print(1) or [1]"
 
 
+@pytest.mark.parametrize("place", range(9))
+def test_each_of_several_containers_is_looked_at(tmp_path, place):
+    """Each becomes a dictionary that may be made where the one before it was."""
+    nodes = {f"n{number}": DictConfig({"a": "1"}) for number in range(9)}
+    nodes[f"n{place}"] = DictConfig({"adam_betas": HOSTILE})
+    with pytest.raises(CheckpointError, match=f"the setting args.n{place}.adam_betas of"):
+        loaded(tmp_path, checkpoint(args=argparse.Namespace(**nodes)))
+
+
 @pytest.mark.parametrize("changed, name", [
     ({"args": argparse.Namespace(encoder_layers=HOSTILE)}, "args.encoder_layers"),
     ({"cfg": {"model": {"character_filters": HOSTILE}}}, "cfg.model.character_filters"),
