@@ -8,7 +8,7 @@ import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Union
+from typing import Any, Dict, Iterator, Mapping, Optional, Union
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import checkpoint_settings, each_setting
 from spectral_fairseq.compat.data import check_indexed_files
 from spectral_fairseq.errors import (
     CheckpointError,
@@ -56,7 +56,8 @@ def parse_overrides(text: str) -> Dict[str, Any]:
 
 def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Refuse overrides of settings that a checkpoint does not have; fairseq would ignore them."""
-    known = set(_setting_names(checkpoint.get("cfg"))) | set(_setting_names(checkpoint.get("args")))
+    nodes = {name: checkpoint.get(name) for name in ("args", "cfg")}
+    known = {str(name) for _, name, _ in each_setting(nodes, "the checkpoint")}
     for name in overrides:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=3)
@@ -65,22 +66,6 @@ def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any])
                 f"{name!r}, which it has not",
                 f"Did you mean {' or '.join(near)}?" if near else "Correct or drop it.",
             )
-
-
-def _setting_names(settings: Any) -> Iterator[str]:
-    """The names in nested settings; what is held twice, or by itself, is read once."""
-    pending: List[Any] = [settings]
-    seen: Set[int] = set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        node = node if isinstance(node, Mapping) else getattr(node, "__dict__", {})
-        for name, value in node.items():
-            yield str(name)
-            if isinstance(value, Mapping) or type(value).__name__ == "Namespace":
-                pending.append(value)
 
 
 # At most 64 MiB of float32 scores for the blocks that are run together.
