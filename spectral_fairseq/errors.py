@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import textwrap
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Type
 
@@ -42,8 +43,16 @@ class SpectralFairseqError(Exception):
         return type(self), (self.expected, self.found, self.remedy)
 
 
-# Paragraphs that are printed fit a terminal of 80 columns.
-LINE_WIDTH = 79
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph in lines that fit a terminal of 80 columns; no word or flag is broken."""
+    return textwrap.fill(
+        text,
+        79,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def printable(text: str, keep: str = "\n") -> str:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import re
-import textwrap
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Union
 
@@ -23,11 +22,11 @@ from spectral_fairseq.analysis.drawing import FILES, Picture
 from spectral_fairseq.analysis.plots import MOST_CURVES, OCCASIONAL, OPENING, spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, headline, verdict, warnings
 from spectral_fairseq.errors import (
-    LINE_WIDTH,
     ConfigurationError,
     OutputError,
     needs_extra,
     printable,
+    wrapped,
 )
 from spectral_fairseq.files import check_free, check_parent, replacing
 
@@ -131,7 +130,7 @@ def _aligned(rows: List[Any], headers: List[str]) -> str:
 
 def _openings(checkpoints: List[Dict[str, Any]]) -> List[str]:
     """The warnings, and what each model is; the same advice for several is printed once."""
-    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
+    parts = [wrapped(f"Warning: {text}") for text in warnings(checkpoints)]
     advised: Dict[str, str] = {}  # advice -> label of the first model that it is for
     for checkpoint in spread(checkpoints, MOST_VERDICTS):
         *findings, advice = verdict(checkpoint)
@@ -152,20 +151,9 @@ def _opening(checkpoint: Dict[str, Any], words: str) -> str:
     return "\n".join(
         [
             name if updates is None else f"{name}, {updates:,} updates",
-            _wrapped(checkpoint["table"]["choice"], "  "),
-            _wrapped(words, "  "),
+            wrapped(checkpoint["table"]["choice"], "  "),
+            wrapped(words, "  "),
         ]
-    )
-
-
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
-        text,
-        LINE_WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
     )
 
 

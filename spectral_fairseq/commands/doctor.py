@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Dict, List
@@ -13,7 +12,7 @@ from typing import Any, Dict, List
 import spectral_fairseq
 from spectral_fairseq.commands.shared import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
-from spectral_fairseq.errors import LINE_WIDTH
+from spectral_fairseq.errors import wrapped
 from spectral_fairseq.options import option
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
@@ -28,6 +27,7 @@ USER_DIR = "spectral_fairseq"
 TESTED = {"python": ("3.9", "3.13"), "torch": ("1.12", "2.13")}
 """The oldest and the newest version in which all tests were run; others are not excluded."""
 
+_INDENT = " " * 6
 _TITLES = {
     "defects": "Defects of fairseq",
     "features": "Features that patch fairseq",
@@ -114,7 +114,7 @@ def report(whole: bool = False) -> str:
 
 def _as_text(findings: Dict[str, Any], whole: bool) -> str:
     lines = [_verdict(findings)]
-    lines += [_indented(f"PROBLEM {problem}", "") for problem in findings["problems"]]
+    lines += [wrapped(f"PROBLEM {problem}") for problem in findings["problems"]]
     lines += ["", "Versions"]
     for name, version in findings["versions"].items():
         lines.append(f"  {name:<18}{version or 'not installed'}{_tested(name, version)}")
@@ -146,7 +146,7 @@ def _verdict(findings: Dict[str, Any]) -> str:
             "No problems found. fairseq is not installed: analyze, compare and the torch library "
             "work without it; training with fairseq and the other commands need it. "
         )
-        return _indented(without + INSTALL_FAIRSEQ, "")
+        return wrapped(without + INSTALL_FAIRSEQ)
     return "No problems found."
 
 
@@ -173,23 +173,12 @@ def _details(findings: Dict[str, Any]) -> List[str]:
         lines += ["", _TITLES[group]] if patches else []
         for patch in patches:
             lines.append(f"  [{patch['status']}] {patch['name']}")
-            lines += [_indented(patch["reason"]), _indented(patch["detail"])]
+            lines += [wrapped(patch[text], _INDENT) for text in ("reason", "detail")]
     lines += ["", "Not supported (refused before training)"]
     for refusal in findings["unsupported"]:
         needs = f"with {refusal['with']}, which needs {refusal['needs']}. {refusal['remedy']}"
-        lines += [_indented(refusal["refused"], " " * 2), _indented(needs)]
+        lines += [wrapped(refusal["refused"], "  "), wrapped(needs, _INDENT)]
     return lines
-
-
-def _indented(sentence: str, indent: str = " " * 6) -> str:
-    return textwrap.fill(
-        sentence,
-        LINE_WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @dataclass
