@@ -3,8 +3,9 @@
 The plain likelihood is computed from the scores of all words at once, as fairseq makes them, or by
 blocks. Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less
 time too: the scores of a batch are freed and faulted in anew at every update. Which form is faster
-on a GPU has not been measured, so there only scores that would fill it up are cut into blocks. What
-changes the likelihood or its gradient is in the files likelihood_*.py, one a method.
+on a GPU has not been measured, so there only scores that would fill it up are cut into blocks. The
+z-loss is added to either form; the other methods, which change the likelihood or its gradient, are
+in the files likelihood_*.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from spectral_fairseq.functional.softmax_loss import (
     adversarial_margin,
     blockwise_cross_entropy,
 )
-from spectral_fairseq.heads.head import Head
+from spectral_fairseq.heads.head import Head, SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
 from spectral_fairseq.plugin.find import (
     calls_output_layer,
@@ -69,6 +70,11 @@ class Likelihood(NamedTuple):
     logged_nll: Tensor
     net_output: Any
     measures: Tuple[Term, ...] = ()
+
+
+def measure(name: str, total: Tensor, sample: Any) -> Term:
+    """The mean over the tokens of a batch, for the logs, of what is a part of the loss already."""
+    return Term(name, 0.0, total.detach() / max(sample["ntokens"], 1))
 
 
 class LikelihoodTerm:
@@ -159,13 +165,53 @@ class LikelihoodTerm:
 
 
 class FullScores(LikelihoodTerm):
-    """``label_smoothed_cross_entropy`` unchanged; it holds tokens x words scores."""
+    """``label_smoothed_cross_entropy``, and the z-loss if any; it holds tokens x words scores.
+
+    Args:
+        z_loss: lambda of the z-loss.
+
+    Attributes:
+        all_scores: whether the scores of all words are made for every batch.
+
+    Raises:
+        UnsupportedError: a z-loss of output that is not scores with one normaliser.
+    """
+
+    all_scores = True
+
+    def __init__(self, criterion: Any, parts: Parts, z_loss: float = 0.0) -> None:
+        super().__init__(criterion, parts)
+        self.z_loss = z_loss
+        if z_loss and isinstance(self.head, Head) and not self.head.normalised:
+            raise refusals.Z_LOSS.error(type(self.head).__name__)
+        if self.all_scores:
+            self._check_scores()
+
+    def _check_scores(self) -> None:
+        if self.z_loss and isinstance(self.head, Head) and not isinstance(self.head, SoftmaxHead):
+            raise refusals.Z_LOSS.error(f"the probabilities of {type(self.head).__name__}")
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
+        self._check_scores()
         net_output = model(**sample["net_input"])
         loss, nll = self.criterion.compute_loss(model, net_output, sample, reduce=reduce)
-        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+        if not self.z_loss:
+            return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+        skip = self.criterion.ignore_prefix_size
+        scores = net_output[0][:, skip:]
+        real = sample["target"][:, skip:].ne(self.criterion.padding_idx)
+        wide = scores if scores.dtype == torch.double else scores.float()
+        squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
+        added = self.z_loss * (squares.sum() if reduce else squares.view_as(loss))
+        losses = Losses(loss + added, loss, nll, squares.sum())
+        return self.likelihood(losses, net_output, sample)
+
+    def likelihood(self, losses: Losses, net_output: Any, sample: Any) -> Likelihood:
+        """What is trained and logged of the losses of a batch."""
+        measures = (measure("z_loss", losses.squares, sample),) if self.z_loss else ()
+        plain, nll = losses.plain_loss.detach(), losses.nll.detach()
+        return Likelihood(losses.loss, plain, nll, net_output, measures)
 
 
 # The arguments that an output layer's own loss may refuse.
@@ -180,19 +226,21 @@ class Blockwise(FullScores):
 
     Args:
         dense_up_to: number of tokens up to which a batch is small.
+        z_loss: lambda of the z-loss.
 
     Raises:
         ConfigurationError: an output layer that cannot be replaced, or label smoothing where the
             output layer's own loss has none.
+        UnsupportedError: as for :class:`FullScores`, where their accuracy is asked for.
     """
 
-    z_loss = 0.0
-
-    def __init__(self, criterion: Any, parts: Parts, dense_up_to: float = 0) -> None:
-        super().__init__(criterion, parts)
+    def __init__(
+        self, criterion: Any, parts: Parts, dense_up_to: float = 0, z_loss: float = 0.0
+    ) -> None:
+        self.all_scores = criterion.report_accuracy
+        super().__init__(criterion, parts, z_loss)
         self.dense_up_to = dense_up_to
-        self._full_scores = criterion.report_accuracy
-        if isinstance(self.head, Head) and not self._full_scores:
+        if isinstance(self.head, Head) and not self.all_scores:
             with arguments_as_flags(**HEAD_FLAGS):
                 self.head.check_label_smoothing(self.criterion.eps)
         if not isinstance(self.head, Head):
@@ -202,7 +250,7 @@ class Blockwise(FullScores):
 
     def check(self) -> None:
         """See the base class."""
-        if self._full_scores:
+        if self.all_scores:
             logger.warning(
                 "--report-accuracy makes the scores of all words, which the loss of this output "
                 "layer would do without; drop it where they take too much memory"
@@ -212,7 +260,7 @@ class Blockwise(FullScores):
         """See the base class."""
         targets = sample["target"]
         small = targets.numel() <= self.dense_up_to
-        if small or not reduce or self._full_scores:
+        if small or not reduce or self.all_scores:
             return super().__call__(model, sample, reduce)
         skip = self.criterion.ignore_prefix_size
 
@@ -223,15 +271,6 @@ class Blockwise(FullScores):
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
         return self.likelihood(Losses(*net_output[0]), net_output, sample)
-
-    def likelihood(
-        self,
-        losses: Losses,
-        net_output: Any,
-        sample: Any,  # noqa: ARG002 (for subclasses)
-    ) -> Likelihood:
-        """What is trained and logged of the losses of a batch."""
-        return Likelihood(losses.loss, losses.plain_loss.detach(), losses.nll.detach(), net_output)
 
 
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
@@ -268,8 +307,8 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         UnsupportedError: the z-loss of scores that may not be those of a softmax.
     """
     asked = options.loss_form
-    obstacle = obstacle_to_blocks(model, num_words) if options.z_loss else None
-    if obstacle is not None:
+    obstacle = obstacle_to_blocks(model, num_words)
+    if options.z_loss and obstacle is not None:
         raise refusals.Z_LOSS.error(obstacle)
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
@@ -280,7 +319,6 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         return LossForm(True, f"{type(head).__name__} has a loss of its own")
     if criterion.report_accuracy:
         return LossForm(False, "--report-accuracy needs the scores of all words")
-    obstacle = obstacle_to_blocks(model, num_words)
     if obstacle is not None:
         return LossForm(False, obstacle)
     parameter = next(model.parameters())
@@ -437,7 +475,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
     What no flag asks for is not imported.
     """
     if options.adversarial_epsilon:
-        from spectral_fairseq.plugin.likelihood_softmax import Adversarial, AdversarialBlocks
+        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial, AdversarialBlocks
 
         if form.blockwise:
             return AdversarialBlocks(
@@ -452,17 +490,13 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
         from spectral_fairseq.plugin.likelihood_gating import GradientGating
 
         return GradientGating(criterion, parts, options.gradient_gating)
-    if options.z_loss:
-        from spectral_fairseq.plugin.likelihood_softmax import ZLossOfBlocks, ZLossOfScores
-
-        if form.blockwise:
-            return ZLossOfBlocks(criterion, parts, options.z_loss, form)
-        return ZLossOfScores(criterion, parts, options.z_loss)
-    return plain_likelihood(criterion, parts, form)
+    return plain_likelihood(criterion, parts, form, options.z_loss)
 
 
-def plain_likelihood(criterion: Any, parts: Parts, form: LossForm) -> LikelihoodTerm:
+def plain_likelihood(
+    criterion: Any, parts: Parts, form: LossForm, z_loss: float = 0.0
+) -> LikelihoodTerm:
     """The likelihood that is reported in evaluation, and trained where no method changes it."""
     if form.blockwise:
-        return Blockwise(criterion, parts, form.dense_up_to)
-    return FullScores(criterion, parts)
+        return Blockwise(criterion, parts, form.dense_up_to, z_loss)
+    return FullScores(criterion, parts, z_loss)

@@ -421,7 +421,7 @@ def reported_terms(net_output: Any) -> List[Term]:
 # batches. ``<name>_size`` is the weight of the value in averages over several updates.
 
 
-# What likelihood_consistency.py and likelihood_softmax.py measure, for each token.
+# What likelihood_consistency.py and the z-loss measure, for each token.
 MEASURE_NAMES = ("r_drop", "simcut", "z_loss")
 
 

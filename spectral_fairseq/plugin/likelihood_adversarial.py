@@ -1,6 +1,6 @@
-"""The likelihood of a changed softmax: with a margin for the target, and with the z-loss.
+"""The likelihood of the adversarial softmax, in which the target's logit loses a margin.
 
-The formulas are in ``functional/softmax_loss.py``.
+The formula is in ``functional/softmax_loss.py``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from spectral_fairseq.functional.softmax_loss import (
     adversarial_margin,
     unperturbed_loss,
 )
-from spectral_fairseq.heads.head import Head, SoftmaxHead
+from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.find import check_output_layer, output_matrix, table_module
-from spectral_fairseq.plugin.likelihood import (
-    ADVERSARIAL_EPSILON,
-    Blockwise,
-    FullScores,
-    Likelihood,
-    LikelihoodTerm,
-    LossForm,
-)
-from spectral_fairseq.plugin.objective import Parts, Term
+from spectral_fairseq.plugin.likelihood import ADVERSARIAL_EPSILON, Likelihood, LikelihoodTerm
+from spectral_fairseq.plugin.objective import Parts
 
 
 class Adversarial(LikelihoodTerm):
@@ -173,74 +166,3 @@ class AdversarialBlocks(Adversarial):
             net_output = model(**sample["net_input"])
         loss, plain_loss, nll, _ = losses[0]
         return Likelihood(loss, plain_loss, nll, (*scores, *net_output[len(scores) :]))
-
-
-# The z-loss. The logs keep the likelihood, and have the mean of (log Z)^2 under a key of its own in
-# training.
-
-NAME = "z_loss"
-
-
-def _measured(losses: Losses, net_output: Any, sample: Any) -> Likelihood:
-    # It is part of the loss, and so has no weight here.
-    measure = Term(NAME, 0.0, losses.squares.detach() / max(sample["ntokens"], 1))
-    plain, nll = losses.plain_loss.detach(), losses.nll.detach()
-    return Likelihood(losses.loss, plain, nll, net_output, (measure,))
-
-
-class ZLossOfScores(FullScores):
-    """Computed from the scores of all words; its weight is lambda.
-
-    Raises:
-        UnsupportedError: the model's output is not scores with one normaliser.
-    """
-
-    def __init__(self, criterion: Any, parts: Parts, weight: float) -> None:
-        super().__init__(criterion, parts)
-        self.weight = weight
-        _check_head(self.head)
-        if isinstance(self.head, Head) and not isinstance(self.head, SoftmaxHead):
-            raise refusals.Z_LOSS.error(f"the probabilities of {type(self.head).__name__}")
-
-    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
-        """See the base class."""
-        dense = super().__call__(model, sample, reduce)
-        skip = self.criterion.ignore_prefix_size
-        scores = dense.net_output[0][:, skip:]
-        real = sample["target"][:, skip:].ne(self.criterion.padding_idx)
-        wide = scores if scores.dtype == torch.double else scores.float()
-        squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
-        added = self.weight * (squares.sum() if reduce else squares.view_as(dense.loss))
-        losses = Losses(dense.loss + added, dense.loss, dense.logged_nll, squares.sum())
-        return _measured(losses, dense.net_output, sample)
-
-
-class ZLossOfBlocks(Blockwise):
-    """Computed from blocks of scores; its weight is lambda.
-
-    Raises:
-        UnsupportedError: an output layer without one normaliser, or a caller that asks for its
-            scores.
-    """
-
-    def __init__(self, criterion: Any, parts: Parts, weight: float, form: LossForm) -> None:
-        super().__init__(criterion, parts, form.dense_up_to)
-        self.z_loss, self._parts = weight, parts
-        _check_head(self.head)
-        if self._full_scores:
-            ZLossOfScores(criterion, parts, weight)  # which may refuse
-
-    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
-        """See the base class."""
-        if sample["target"].numel() <= self.dense_up_to or not reduce or self._full_scores:
-            return ZLossOfScores(self.criterion, self._parts, self.z_loss)(model, sample, reduce)
-        return super().__call__(model, sample, reduce)
-
-    def likelihood(self, losses: Losses, net_output: Any, sample: Any) -> Likelihood:
-        """See the base class."""
-        return _measured(losses, net_output, sample)
-
-
-def _check_head(head: Any) -> None:
-    if isinstance(head, Head) and not head.normalised:
-        raise refusals.Z_LOSS.error(type(head).__name__)
