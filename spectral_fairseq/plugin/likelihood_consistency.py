@@ -12,7 +12,7 @@ other. Data-parallel wrappers then see one pass, and batches that are sorted by 
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.consistency_loss import (
+    ConsistencyLoss,
     consistency_cross_entropy,
     dense_consistency,
 )
@@ -29,8 +30,9 @@ from spectral_fairseq.plugin.likelihood import (
     SIMCUT_WEIGHT,
     Likelihood,
     LikelihoodTerm,
+    measure,
 )
-from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
+from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts
 
 
 @contextmanager
@@ -112,11 +114,16 @@ class Consistency(LikelihoodTerm):
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        run = self._from_blocks if self.blockwise and reduce else self._from_log_probabilities
         cut = every_second_row_cut(model, self.cutoff, self.criterion.padding_idx)
         with nullcontext() if self.symmetric else cut:
-            likelihood: Likelihood = run(model, sample, reduce)
-        return likelihood
+            if self.blockwise and reduce:
+                parts, net_output = self._from_blocks(model, sample)
+            else:
+                parts, net_output = self._from_log_probabilities(model, sample, reduce)
+        logged, nll = parts.likelihood.detach(), parts.nll.detach()
+        name = MEASURE_NAMES[0 if self.symmetric else 1]
+        measures = (measure(name, parts.divergence, sample),)
+        return Likelihood(parts.loss, logged, nll, net_output, measures)
 
     @property
     def _options(self) -> Dict[str, Any]:
@@ -127,7 +134,7 @@ class Consistency(LikelihoodTerm):
             "ignore_index": self.criterion.padding_idx,
         }
 
-    def _from_blocks(self, model: nn.Module, sample: Any, _: bool) -> Likelihood:
+    def _from_blocks(self, model: nn.Module, sample: Any) -> Tuple[ConsistencyLoss, Any]:
         skip = self.criterion.ignore_prefix_size
         targets = sample["target"][:, skip:].flatten()
 
@@ -143,10 +150,11 @@ class Consistency(LikelihoodTerm):
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**twice(sample["net_input"]))
-        loss, likelihood, nll, divergence = net_output[0]
-        return self._likelihood(loss, likelihood, nll, divergence, net_output, sample)
+        return ConsistencyLoss(*net_output[0]), net_output
 
-    def _from_log_probabilities(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+    def _from_log_probabilities(
+        self, model: nn.Module, sample: Any, reduce: bool
+    ) -> Tuple[ConsistencyLoss, Any]:
         net_output = model(**twice(sample["net_input"]))
         log_p, targets = self.criterion.get_lprobs_and_target(
             model, net_output, {**sample, "target": sample["target"].repeat_interleave(2, 0)}
@@ -155,27 +163,9 @@ class Consistency(LikelihoodTerm):
         log_p = log_p.view(rows // 2, 2, -1, log_p.size(-1)).transpose(1, 2)  # [b, t, 2, N]
         targets = targets.view(rows, -1)[::2].reshape(-1)
         parts = dense_consistency(log_p.flatten(0, 1), targets, **self._options)
-        divergence = parts.divergence.sum()
-        loss, likelihood, nll = (
-            each.sum() if reduce else each.unsqueeze(1)
-            for each in (parts.loss, parts.likelihood, parts.nll)
-        )
+        shown = ConsistencyLoss(*(each.sum() if reduce else each.unsqueeze(1) for each in parts))
         first = (net_output[0][::2], *net_output[1:])
-        return self._likelihood(loss, likelihood, nll, divergence, first, sample)
-
-    def _likelihood(
-        self,
-        loss: Tensor,
-        likelihood: Tensor,
-        nll: Tensor,
-        divergence: Tensor,
-        net_output: Any,
-        sample: Any,
-    ) -> Likelihood:
-        name = MEASURE_NAMES[0 if self.symmetric else 1]
-        # It is part of the loss, and so has no weight here.
-        measure = Term(name, 0.0, divergence.detach() / max(sample["ntokens"], 1))
-        return Likelihood(loss, likelihood.detach(), nll.detach(), net_output, (measure,))
+        return shown._replace(divergence=parts.divergence.sum()), first
 
 
 def twice(net_input: Dict[str, Any]) -> Dict[str, Any]:
