@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.functional.products import check_finite
+from spectral_fairseq.functional.products import check_finite, widened
 from spectral_fairseq.options import Option
 
 # Lower bound on sigma_max, to avoid division by zero.
@@ -136,7 +136,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of W = c S ||v|| / ||S v||, shape (n, d)."""
         # In float32 at least: torch 1.12 does not multiply halves on a CPU.
-        stored = entries["stored"].to(torch.promote_types(entries["stored"].dtype, torch.float32))
+        stored = widened(entries["stored"])
         direction = entries["direction"].to(stored.dtype)
         length = torch.linalg.vector_norm(direction.double()).clamp(min=TINY)
         sigma_max = torch.linalg.vector_norm((stored @ direction).double()) / length
@@ -161,9 +161,6 @@ class SpectralNormEmbedding(FactoredEmbedding):
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""
         return f"{self.num_embeddings}, {self.embedding_dim}, largest={float(self.largest)}"
-
-    def _register_hooks(self) -> None:
-        hook(self.stored, self._without_padding)
 
 
 def _length(vector: Tensor) -> Tensor:

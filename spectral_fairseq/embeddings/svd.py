@@ -18,14 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import (
-    FactoredEmbedding,
-    FactorMeasures,
-    TableSpec,
-    hook,
-)
+from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.products import check_finite, full_float32, rows_outside
+from spectral_fairseq.functional.products import check_finite, rows_outside
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,
@@ -284,13 +279,6 @@ class SVDEmbedding(FactoredEmbedding):
         """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale
 
-    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """W'W = V sigma U'U sigma V' over the rows that count, shape (d, d), without building W."""
-        inner = gram(self.U.to(dtype), self.excluded_rows)
-        right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
-        with full_float32(inner.device):
-            return right.t() @ inner @ right
-
     def grams(self) -> Tuple[Tensor, Tensor]:
         """U'U over the rows that count and V'V, float32, each of shape (d, d)."""
         u_gram = gram(self.U.float(), self.excluded_rows) / self.scale.square()
@@ -305,9 +293,6 @@ class SVDEmbedding(FactoredEmbedding):
             f"{self.num_embeddings}, {self.embedding_dim}, prior={prior.kind}, c1={c1}, "
             f"c2={prior.c2}, gamma={prior.gamma}"
         )
-
-    def _register_hooks(self) -> None:
-        hook(self.U, self._without_padding)
 
     def _counted_rows(self) -> Tensor:
         counted = rows_outside(self.num_embeddings, self.excluded_rows.cpu())

@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
-from spectral_fairseq.functional.products import check_finite, row_norms
-from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.products import check_finite, widened
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -156,9 +155,7 @@ class Table(nn.Module):
             **options: the constructor's other arguments.
         """
         table = cls(weight.size(0), weight.size(1), padding_idx, **options)
-        # Factors of 16 bits would multiply to another matrix.
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        table.load_state_dict(table.factor(wide))
+        table.load_state_dict(table.factor(widened(weight)))
         return table
 
     def vectors(self, words: Tensor) -> Tensor:
@@ -169,7 +166,8 @@ class Table(nn.Module):
         """The state dict with which this table equals a dense one; deterministic.
 
         Args:
-            weight: W, shape (N, d).
+            weight: W, shape (N, d), float32 or float64: factors of 16 bits would multiply to
+                another matrix.
 
         Returns:
             A tensor for each of :attr:`entries`, in the dtype of ``weight``.
@@ -220,18 +218,6 @@ class Table(nn.Module):
         rows, matrix = self.operands(features)
         return F.linear(rows, matrix, bias)
 
-    def norms(self) -> Tensor:
-        """||W_k|| of every row, float32, shape (N,)."""
-        return row_norms(self.weight.float())
-
-    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """W'W over the rows that count, differentiable, shape (d, d)."""
-        return gram(self.weight.to(dtype), self.excluded_rows)
-
-    def singular_values(self) -> Tensor:
-        """Singular values over the rows that count, largest first, float32, shape (d,)."""
-        return singular_values(self.weight.float(), self.excluded_rows)
-
     def reset_parameters(self) -> None:
         """Start anew, as the constructor does."""
         raise NotImplementedError
@@ -242,20 +228,13 @@ class Table(nn.Module):
         Args:
             excluded_rows: rows that penalties and measures leave out from now on.
         """
-        self.padding_idx = None
-        self._excluded = sorted(
-            counted_from_start(row, self.num_embeddings) for row in excluded_rows
-        )
-        self._register_excluded()
+        self._exclude((), excluded_rows)
 
-    def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
-        """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
-        rows = [counted_from_start(row, self.num_embeddings) for row in excluded_rows]
-        self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
-        self._excluded = sorted({self.padding_idx, *rows})
-        self._register_excluded()
-
-    def _register_excluded(self) -> None:
+    def _exclude(self, padding: Sequence[int], excluded_rows: Sequence[int]) -> None:
+        """Set ``padding_idx``, if any, and ``excluded_rows``; ``num_embeddings`` is set before."""
+        rows = [counted_from_start(row, self.num_embeddings) for row in (*padding, *excluded_rows)]
+        self.padding_idx = rows[0] if padding else None
+        self._excluded = sorted(set(rows))
         excluded = torch.tensor(self._excluded, dtype=torch.long)
         self.register_buffer("excluded_rows", excluded, persistent=False)
 
@@ -317,7 +296,7 @@ class FactoredEmbedding(Table):
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self._exclude(padding_idx, excluded_rows)
+        self._exclude((padding_idx,), excluded_rows)
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
@@ -345,9 +324,7 @@ class FactoredEmbedding(Table):
         remedy = "Use the dictionary and the embedding dimension of that checkpoint."
         check_shape(f"{name}.weight of the checkpoint", weight, shape, remedy)
         check_finite(weight, f"{name}.weight of the checkpoint", CheckpointError)
-        # Factors of 16 bits would multiply to another matrix.
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        for key, value in self.factor(wide).items():
+        for key, value in self.factor(widened(weight)).items():
             state_dict[f"{name}.{key}"] = value
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -357,7 +334,7 @@ class FactoredEmbedding(Table):
 
     def _register_hooks(self) -> None:
         """Register with :func:`hook` what changes the gradients of the parameters."""
-        raise NotImplementedError
+        hook(getattr(self, self.entries[0]), self._without_padding)
 
     def _without_padding(self, grad: Tensor) -> Tensor:
         # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
@@ -399,7 +376,7 @@ class PlainEmbedding(nn.Embedding, Table):
     ) -> None:
         row = counted_from_start(padding_idx, num_embeddings)
         super().__init__(num_embeddings, embedding_dim, padding_idx=row)  # draws once
-        self._exclude(row, excluded_rows)
+        self._exclude((row,), excluded_rows)
         self.init_range = init_range
         self.reset_parameters()
 

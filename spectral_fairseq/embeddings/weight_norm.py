@@ -238,14 +238,11 @@ class WeightNormEmbedding(FactoredEmbedding):
         )
 
     def _register_hooks(self) -> None:
+        super()._register_hooks()
         hook(self.g, self._scheduled)
-        hook(self.v, self._without_padding)
 
     def _scheduled(self, grad: Tensor) -> Tensor:
-        grad = grad * gradient_scale(self.epoch, self.gamma, self.tau)
-        if self.padding_idx is not None:
-            grad[self.padding_idx].zero_()
-        return grad
+        return self._without_padding(grad * gradient_scale(self.epoch, self.gamma, self.tau))
 
 
 def _lengths(

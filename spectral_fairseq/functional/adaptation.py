@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_range
+from spectral_fairseq.functional.products import widened
 
 
 def cache_probability(
@@ -58,9 +59,8 @@ def cache_probability(
     behind = torch.arange(total - length, total, device=keys.device).unsqueeze(1)
     behind = behind - torch.arange(total, device=keys.device)  # [T, M + T]
     outside = (behind < 1) | (behind > window)  # [T, M + T]
-    if queries.dtype != torch.float64:  # exp(theta s) would amplify the roundoff of half precision
-        queries, keys = queries.float(), keys.float()
-    scores = torch.matmul(queries, keys.transpose(1, 2))  # [B, T, M + T]
+    # exp(theta s) would amplify the roundoff of half precision.
+    scores = torch.matmul(widened(queries), widened(keys).transpose(1, 2))  # [B, T, M + T]
     scores = scores.masked_fill(outside, -math.inf)
     top = scores.max(-1, keepdim=True).values
     seen = ~outside.all(-1)  # [T]

@@ -158,6 +158,13 @@ def _without_rounding_of_onednn() -> Iterator[None]:
     if before == "none" or not has_amx():
         yield
         return
+    with _in_ieee(matmul):
+        yield
+
+
+@contextmanager
+def _in_ieee(matmul: Any) -> Iterator[None]:
+    before = matmul.fp32_precision
     matmul.fp32_precision = "ieee"
     try:
         yield
@@ -167,16 +174,11 @@ def _without_rounding_of_onednn() -> Iterator[None]:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # the user has set the newer fp32_precision, and torch refuses a mixture
-        newer = matmul.fp32_precision
-        matmul.fp32_precision = "ieee"
-        try:
+        with _in_ieee(torch.backends.cuda.matmul):
             yield
-        finally:
-            matmul.fp32_precision = newer
         return
     torch.set_float32_matmul_precision("highest")
     try:
@@ -267,6 +269,11 @@ def checked_table(matrix: Tensor) -> Tensor:
             "Pass the embedding matrix, with one row for each word.",
         )
     return matrix.detach()
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 at least, in which sums and products keep their digits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rows_outside(count: int, excluded: Optional[Tensor], device: Any = "cpu") -> Tensor:
@@ -432,8 +439,7 @@ def row_lengths(rows: Tensor) -> Tensor:
 
 def unit_rows(matrix: Tensor) -> Tensor:
     """Return w_i / ||w_i||, shape (n, d), in float32 or wider; zero rows stay zero."""
-    wide = matrix.detach()
-    rows, norms, _ = rows_with_norms(wide if wide.dtype == torch.float64 else wide.float())
+    rows, norms, _ = rows_with_norms(widened(matrix.detach()))
     norms = norms.unsqueeze(1)
     return torch.where(norms > 0, rows / norms, torch.zeros_like(rows))
 

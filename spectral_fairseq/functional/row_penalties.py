@@ -27,6 +27,7 @@ from spectral_fairseq.functional.products import (
     exact_norms,
     full_float32,
     unit_rows,
+    widened,
 )
 
 
@@ -81,8 +82,7 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
         ConfigurationError: every row is excluded.
     """
     count = _counted(matrix, excluded, "the cosine penalty")
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    return _SquaredDirectionSum.apply(wide, excluded) / count**2
+    return _SquaredDirectionSum.apply(widened(matrix), excluded) / count**2
 
 
 def _counted(matrix: Tensor, excluded: Optional[Tensor], use: str) -> int:
@@ -124,7 +124,7 @@ def weight_norm_penalty(
     Returns:
         Scalar.
     """
-    residual = norms.to(torch.promote_types(norms.dtype, torch.float32)) - target  # [n]
+    residual = widened(norms) - target  # [n]
     if excluded is not None:
         residual = residual.index_fill(0, excluded, 0.0)
     return (residual.square().sum() + eps).sqrt()
@@ -226,7 +226,7 @@ def temporal_activation_regularization(raw: Tensor, counted: Optional[Tensor] = 
 
 
 def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
-    squares = (values if values.dtype == torch.float64 else values.float()).square()
+    squares = widened(values).square()
     if counted is None:
         return squares.sum() / max(squares.numel(), 1)
     positions = counted.sum().clamp(min=1)
@@ -380,8 +380,7 @@ def _log_closeness(
     states: Tensor, counted: Tensor, pairs: Tensor, count: Tensor, tau: float
 ) -> Tensor:
     """R of each sequence, shape (B,)."""
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    wide = wide.masked_fill(~counted.unsqueeze(-1), 0)
+    wide = widened(states).masked_fill(~counted.unsqueeze(-1), 0)
     units = wide / (torch.linalg.vector_norm(wide, dim=-1, keepdim=True) + _ADDED_TO_NORMS)
     close = _Closeness.apply(units @ units.transpose(1, 2), tau)
     several = count > 1

@@ -40,6 +40,7 @@ from spectral_fairseq.functional.products import (
     checked_table,
     row_lengths,
     rows_outside,
+    widened,
 )
 
 
@@ -356,7 +357,7 @@ def new_rows(
         "Choose fewer rows, or another table.",
         ConfigurationError,
     )
-    known = matrix[kept].to(torch.promote_types(matrix.dtype, torch.float32))
+    known = widened(matrix[kept])
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(len(rows), matrix.size(1), generator=generator, dtype=torch.float64)
     share = {"mean": noise, "normal": 1.0, "zero": 0.0}[fill]

@@ -52,6 +52,7 @@ from spectral_fairseq.functional.products import (
     full_float32,
     ignore_progress,
     row_blocks,
+    widened,
 )
 
 # Gram matrices M'M: of a whole matrix, with a gradient, and accumulated over blocks of rows.
@@ -102,7 +103,7 @@ def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     Returns:
         Shape (d, d), differentiable once.
     """
-    return _Gram.apply(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), excluded)
+    return _Gram.apply(widened(matrix), excluded)
 
 
 def accumulate_gram(total: Tensor, block: Tensor) -> None:
@@ -227,8 +228,7 @@ def singular_values(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor
     Raises:
         DataError: an entry is infinite or not a number.
     """
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    return _SingularValues.apply(wide, excluded)
+    return _SingularValues.apply(widened(matrix), excluded)
 
 
 @torch.no_grad()

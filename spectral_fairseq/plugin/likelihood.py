@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.float32_products import HALVES
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.products import row_norms, widened
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,
@@ -201,8 +201,7 @@ class FullScores(LikelihoodTerm):
         skip = self.criterion.ignore_prefix_size
         scores = net_output[0][:, skip:]
         real = sample["target"][:, skip:].ne(self.criterion.padding_idx)
-        wide = scores if scores.dtype == torch.double else scores.float()
-        squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
+        squares = torch.logsumexp(widened(scores), -1).square() * real  # [b, t]
         added = self.z_loss * (squares.sum() if reduce else squares.view_as(loss))
         losses = Losses(loss + added, loss, nll, squares.sum())
         return self.likelihood(losses, net_output, sample)

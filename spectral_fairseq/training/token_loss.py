@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.float32_products import HALVES
+from spectral_fairseq.functional.products import widened
 from spectral_fairseq.functional.row_penalties import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead
@@ -303,9 +304,7 @@ class TokenLoss:
             )
             what = "the largest label, an index within the width of the logits,"
             check_range(what, int(lost.max()), below=words, whole=True, remedy=remedy)
-        log_p = torch.log_softmax(
-            logits.double() if logits.dtype == torch.double else logits.float(), -1
-        )
+        log_p = torch.log_softmax(widened(logits), -1)
         target_weight, uniform = smoothing_weights(self._fairseqs_smoothing(words), words)
         loss = target_weight * F.nll_loss(
             log_p, targets, ignore_index=self.ignore_index, reduction="sum"
