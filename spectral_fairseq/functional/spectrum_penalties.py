@@ -32,69 +32,16 @@ DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
 """The decay rate of each prior where users give none."""
 
 
-def prior_spectrum(
-    kind: str,
-    dim: int,
-    *,
-    c1: Optional[float] = None,
-    c2: float = 0.0,
-    gamma: float = 1.0,
-    frobenius_norm: Optional[float] = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Return the singular values of the prior, largest first.
-
-    Args:
-        kind: ``exponential`` for c1 exp(-c2 k^gamma), ``polynomial`` for c1 k^-gamma.
-        dim: d, the number of singular values; k runs from 1 to d.
-        c1: scale of the prior; ``None`` chooses it so that the prior's Euclidean norm, which is
-            the Frobenius norm of a table with that spectrum, equals ``frobenius_norm``.
-        c2: decay of the exponential prior; not used by the polynomial one.
-        gamma: decay rate.
-        frobenius_norm: required where ``c1`` is ``None``.
-        dtype: of the result; it is computed in float64.
-
-    Returns:
-        Shape (d,), non-increasing and positive.
-
-    Raises:
-        ConfigurationError: an unknown kind, or a value outside its range.
-    """
-    check_choice("`kind` of prior", kind, PRIORS)
-    remedy = "Correct it, or leave `c1` out."
-    check_range("`c1`", c1, above=0, optional=True, remedy=remedy)
-    check_range("`c2`", c2, at_least=0)
-    check_range("`gamma`", gamma, at_least=0)
-    k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
-    if kind == "exponential":
-        shape = torch.exp(-c2 * k**gamma)
-    else:
-        shape = k**-gamma
-    if c1 is None:
-        if frobenius_norm is None:
-            raise ConfigurationError(
-                "`frobenius_norm` to be given where `c1` is chosen automatically",
-                "None",
-                "Pass the norm that the table should have, or a number for `c1`.",
-            )
-        norm = float(shape.norm())
-        c1 = frobenius_norm / norm if norm else 0.0  # which is refused below
-    prior = c1 * shape
-    what = f"the smallest singular value of the prior with kind={kind}, c2={c2}, gamma={gamma}"
-    remedy = "Lower `c2` or `gamma`: such a steep prior leaves directions unused."
-    check_range(what, float(prior[-1].to(dtype)), above=0, remedy=remedy)
-    return prior.to(dtype)
-
-
 @dataclass(frozen=True)
 class Prior:
     """A prior of singular values, for tables of any width.
 
     Args:
-        kind: as of :func:`prior_spectrum`.
-        c1: likewise; with ``None`` the prior has the norm that it is asked for.
-        c2: likewise.
-        gamma: likewise; ``None`` is that of :data:`DEFAULT_GAMMA`.
+        kind: ``exponential`` for c1 exp(-c2 k^gamma), ``polynomial`` for c1 k^-gamma.
+        c1: scale of the prior; ``None`` chooses it so that the prior's Euclidean norm, which is
+            the Frobenius norm of a table with that spectrum, is the one that is asked for.
+        c2: decay of the exponential prior; not used by the polynomial one.
+        gamma: decay rate; ``None`` is that of :data:`DEFAULT_GAMMA`.
 
     Raises:
         ConfigurationError: an unknown kind, or a value outside its range.
@@ -108,31 +55,44 @@ class Prior:
     def __post_init__(self) -> None:
         if self.gamma is None:
             object.__setattr__(self, "gamma", DEFAULT_GAMMA.get(self.kind, 1.0))
+        check_choice("`kind` of prior", self.kind, PRIORS)
+        remedy = "Correct it, or leave `c1` out."
+        check_range("`c1`", self.c1, above=0, optional=True, remedy=remedy)
+        check_range("`c2`", self.c2, at_least=0)
+        check_range("`gamma`", self.gamma, at_least=0)
         self.spectrum(1, 1.0)
 
     def spectrum(
         self, dim: int, norm: Optional[float], dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """The singular values, largest first, shape (dim,).
+        """The singular values, largest first and positive, shape (dim,).
 
         Args:
-            dim: d, the width of the table.
+            dim: d, the width of the table; k runs from 1 to d.
             norm: the Frobenius norm of a table with an automatic ``c1``; not used with any other.
-            dtype: of the result.
+            dtype: of the result; it is computed in float64.
 
         Raises:
             ConfigurationError: the prior leaves directions unused at this width.
         """
         assert self.gamma is not None
-        return prior_spectrum(
-            self.kind,
-            dim,
-            c1=self.c1,
-            c2=self.c2,
-            gamma=self.gamma,
-            frobenius_norm=norm,
-            dtype=dtype,
+        k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
+        if self.kind == "exponential":
+            shape = torch.exp(-self.c2 * k**self.gamma)
+        else:
+            shape = k**-self.gamma
+        c1 = self.c1
+        if c1 is None:
+            length = float(shape.norm())
+            c1 = (norm or 0.0) / length if length else 0.0  # which is refused below
+        prior = (c1 * shape).to(dtype)
+        what = (
+            f"the smallest singular value of the prior with kind={self.kind}, c2={self.c2}, "
+            f"gamma={self.gamma}"
         )
+        remedy = "Lower `c2` or `gamma`: such a steep prior leaves directions unused."
+        check_range(what, float(prior[-1]), above=0, remedy=remedy)
+        return prior
 
 
 def check_rank(

@@ -133,8 +133,8 @@ class SpectrumControl:
         scale: ``free`` gives the prior the norm of the table at each change; ``fixed`` takes it as
             it is.
         prior: ``exponential`` or ``polynomial``; with ``c1``, ``c2`` and ``gamma`` as of
-            :func:`~spectral_fairseq.functional.spectrum_penalties.prior_spectrum`. An automatic
-            ``c1`` refers to the norm that the table has when this object is made.
+            :class:`~spectral_fairseq.functional.spectrum_penalties.Prior`. An automatic ``c1``
+            refers to the norm that the table has when this object is made.
         excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
             look-ups that share the table; pass ``()`` where that row is a word too, such as the
             end of a text.

@@ -7,7 +7,7 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import prior_spectrum, spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalties import Prior, spectrum_penalty
 from spectral_fairseq.functional.table_control import (
     SCALES,
     SIDES,
@@ -32,7 +32,7 @@ def table(n=123, d=7, seed=0):
 
 
 def prior(dim=7, norm=40.0):
-    return prior_spectrum("exponential", dim, c2=0.2, frobenius_norm=norm, dtype=torch.float64)
+    return Prior(c2=0.2).spectrum(dim, norm)
 
 
 def changed(matrix, target, rate, excluded=None, **options):
