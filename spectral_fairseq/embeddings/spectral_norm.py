@@ -37,11 +37,9 @@ class SpectralNormEmbedding(FactoredEmbedding):
     while S changes fast. An average of checkpoints has a v whose length is not 1. Weight decay of
     S changes the length of optimiser steps, not W.
 
+    The first four arguments are those of :class:`FactoredEmbedding`.
+
     Args:
-        num_embeddings: N, all rows of the dictionary.
-        embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient.
-        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         scale: c, the largest singular value of W, above 0. Neither paper has one, so it is 1. A
             table that is made from a dense one has that one's largest singular value.
         init_range: r; S is drawn uniformly from [-r, r], or else from N(0, 1/d).

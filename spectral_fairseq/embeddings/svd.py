@@ -71,11 +71,9 @@ class SVDEmbedding(FactoredEmbedding):
     Shapes: U (N, d), sigma (d,), V (d, d), for N words and d dimensions. The rows of padding and
     of made-up words are stored too, but U is orthonormal over the others.
 
+    The first four arguments are those of :class:`FactoredEmbedding`.
+
     Args:
-        num_embeddings: N, all rows of the dictionary.
-        embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient.
-        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         prior: ``exponential`` or ``polynomial``.
         c1: scale of the prior; ``None`` keeps the Frobenius norm that the table starts with.
         c2: decay of the exponential prior.

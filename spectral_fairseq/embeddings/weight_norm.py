@@ -57,11 +57,9 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     Shapes: g (N,), v (N, d), for N words and d dimensions.
 
+    The first four arguments are those of :class:`FactoredEmbedding`.
+
     Args:
-        num_embeddings: N, all rows of the dictionary.
-        embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient.
-        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         counts: c_k, one for each row; ``None`` starts every length at the mean that v gives a
             plain table, which is weight normalisation without the paper's initialisation.
         sigma: length of a vector per log count, above 0.
