@@ -35,7 +35,6 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -353,23 +352,19 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
             continue
         value = getattr(arguments, field.dest)
         if field.is_group:
-            group = field.kind
-            parts = _given(group, arguments, f"{field.dest}_")
-            if parts and not value and not field.declared.switches_group_on:
-                raise idle_flag(" and ".join(parts), field.flag)
-            if value or parts:
-                values[field.name] = from_arguments(group, arguments, f"{field.dest}_")
+            prefix_of_group = f"{field.dest}_"
+            given = [
+                part.flag
+                for part in _fields(field.kind, prefix_of_group)
+                if getattr(arguments, part.dest) is not None
+            ]
+            if given and not value and not field.declared.switches_group_on:
+                raise idle_flag(" and ".join(given), field.flag)
+            if value or given:
+                values[field.name] = from_arguments(field.kind, arguments, prefix_of_group)
         elif value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
     return options(**values)
-
-
-def _given(options: Type[Any], arguments: argparse.Namespace, prefix: str) -> List[str]:
-    return [
-        field.flag
-        for field in _fields(options, prefix)
-        if getattr(arguments, field.dest) is not None
-    ]
 
 
 def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = None) -> None:

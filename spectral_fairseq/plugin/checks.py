@@ -270,19 +270,15 @@ def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
     Raises:
         CheckpointError: modules of the model share a table, and the checkpoint has two for them.
     """
-    holders: Dict[Any, List[str]] = {}  # of a parameter or buffer
+    holders: Dict[Any, List[Tuple[str, str]]] = {}  # of a parameter or buffer, and its names there
     for name, module in model.named_modules(remove_duplicate=False):
-        for part in (*module._parameters.values(), *module._buffers.values()):
+        for key, part in (*module._parameters.items(), *module._buffers.items()):
             if part is not None:
-                holders.setdefault(part, []).append(name)
-    alone = {
-        f"{name}.{key}"
-        for name, module in model.named_modules(remove_duplicate=False)
-        for key, part in (*module._parameters.items(), *module._buffers.items())
-        if part is not None and len(holders[part]) == 1
-    }
+                holders.setdefault(part, []).append((name, key))
+    alone = {".".join(sharing[0]) for sharing in holders.values() if len(sharing) == 1}
     entries_of = entries_by_module(stored)
-    for names in {tuple(sharing) for sharing in holders.values() if len(sharing) > 1}:
+    shared = (sharing for sharing in holders.values() if len(sharing) > 1)
+    for names in {tuple(name for name, _ in sharing) for sharing in shared}:
         # A plain table may be loaded into a factored one, whose parameters have other names.
         for entry in {key for name in names for key in entries_of.get(name, ())}:
             keys = [f"{name}.{entry}" for name in names]

@@ -103,7 +103,6 @@ class Controlled(NamedTuple):
         flag: that asks for it.
         parameter: as the model holds it, shape (n, d).
         excluded: rows that are not counted, shape (m,).
-        prior: the singular values, shape (d,), that a matrix, shape (n, d), is moved to.
         plan: the change that is due to a matrix, given what the optimiser trains for
             ``parameter`` (itself or its float32 copy) and lr / lr_max.
     """
@@ -111,7 +110,6 @@ class Controlled(NamedTuple):
     flag: str
     parameter: Tensor
     excluded: Tensor
-    prior: Callable[[Tensor], Tensor]
     plan: Callable[[Tensor, float], TableChange]
 
 
@@ -155,7 +153,7 @@ class TableControl:
         excluded = inputs.words.excluded_on(weight.device)
         prior = functools.partial(inputs.parts.prior, excluded=excluded)
         plan = functools.partial(self.rule.plan, prior=prior, excluded=excluded)
-        return Controlled(self._table_flag, weight, excluded, prior, plan)
+        return Controlled(self._table_flag, weight, excluded, plan)
 
     def renewed(self, inputs: Inputs) -> Sequence[SVDEmbedding]:
         """The tables of a model whose factors are renewed.
@@ -197,7 +195,7 @@ class TableControl:
             counted = len(weight) - len(controlled.excluded)
             or_else = "drop `weight`; or leave --criterion spectrum_control, if that sets the flag"
             check_rank(counted, weight.size(1), otherwise=or_else)
-        controlled.prior(weight)
+        inputs.parts.prior(weight, controlled.excluded)
 
     @property
     def _table_flag(self) -> str:

@@ -18,6 +18,7 @@ from spectral_fairseq.errors import ConfigurationError, check_range, misspelt
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
+    dispersion_penalty,
     log_count_target,
     mean_vector_penalty,
     weight_norm_penalty,
@@ -282,12 +283,6 @@ MEAN_VECTOR = Penalty(
 )
 
 
-def _dispersion_value(states: Tuple[List[Tensor], Tensor], _: Any) -> Tensor:
-    from spectral_fairseq.functional.row_penalties import dispersion_penalty
-
-    return dispersion_penalty(*states)
-
-
 DISPERSION = Penalty(
     name="dispersion",
     weight=weight_option(
@@ -296,7 +291,7 @@ DISPERSION = Penalty(
         "of a Transformer's decoder; the paper has 1",
     ),
     needs=layer_states,
-    value=_dispersion_value,
+    value=lambda states, _: dispersion_penalty(*states),
     lazy=lambda _: False,
 )
 

@@ -257,19 +257,6 @@ def _complete(config: Type[FairseqDataclass], fill: FillSizes, legacy: bool) -> 
 # fairseq by construction.
 
 
-def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
-    default = field.default
-    if default == II("model.decoder.embed_dim"):
-        default = II("model.decoder_embed_dim")
-    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-        return (
-            name,
-            field.type,
-            dataclasses.field(default_factory=field.default_factory, metadata=field.metadata),
-        )
-    return name, field.type, dataclasses.field(default=default, metadata=field.metadata)
-
-
 def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
     flat: List[Tuple[str, Any, Any]] = []
     for field in dataclasses.fields(config):
@@ -277,8 +264,13 @@ def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
             continue
         if isinstance(field.type, type) and issubclass(field.type, FairseqDataclass):
             flat.extend(_flat_fields(field.type, prefix=f"{field.name}_"))
-        else:
-            flat.append(_flat_field(prefix + field.name, field))
+            continue
+        settings: Dict[str, Any] = {
+            name: getattr(field, name) for name in ("default", "default_factory", "metadata")
+        }
+        if field.default == II("model.decoder.embed_dim"):
+            settings["default"] = II("model.decoder_embed_dim")
+        flat.append((prefix + field.name, field.type, dataclasses.field(**settings)))
     return flat
 
 

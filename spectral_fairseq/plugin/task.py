@@ -144,14 +144,6 @@ def checked_batch_size(
     return batch_size
 
 
-def training_lengths(total: int, options: Any, seed: int, epoch: int) -> List[int]:
-    """The segments of an epoch of streams of ``total`` tokens, by seed and epoch alone."""
-    if options.variable_bptt:
-        generator = np.random.default_rng([seed, epoch])
-        return sampled_lengths(total, options.tokens_per_sample, generator)
-    return fixed_lengths(total, options.tokens_per_sample)
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -266,8 +258,9 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
             pad=self.dictionary.pad(),
             trim=training,
         )
-        if training:
-            streams.cut(training_lengths(streams.length, self.args, others.get("seed", 1), epoch))
+        if training and self.args.variable_bptt:
+            generator = np.random.default_rng([others.get("seed", 1), epoch])
+            streams.cut(sampled_lengths(streams.length, length, generator))
         else:
             streams.cut(fixed_lengths(streams.length, length))
         iterator = StreamIterator(
