@@ -216,16 +216,15 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 that can be replaced; fairseq's adaptive softmax; or label smoothing where the
                 output layer's own loss has none; or a non-autoregressive model.
         """
-        for inner in models_in(unwrapped(model)):
+        models = models_in(unwrapped(model))
+        for inner in models:
             if "tgt_tokens" in inspect.signature(inner.forward).parameters:
                 raise refusals.NON_AUTOREGRESSIVE.error(f"{type(inner).__name__}, which does not")
-        bound = self.objectives_of(model)
-        idle = [
-            self._idle_flags(inner, objective) for objective, inner in zip(bound, models_in(model))
-        ]
+        bound = [self.objective_of(inner) for inner in models]
+        idle = [self._idle_flags(inner, objective) for inner, objective in zip(models, bound)]
         for flag in (flag for flag in idle[0] if all(flag in other for other in idle)):
             logger.warning("%s has no effect without %s", flag, idle[0][flag])
-        for objective, inner in zip(bound, models_in(model)):
+        for inner, objective in zip(models, bound):
             objective.penalties.check(inner)
             objective.control.check(Inputs(objective.parts))
             self.log_spectrum.check(Inputs(objective.parts))

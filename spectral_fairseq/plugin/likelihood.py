@@ -484,7 +484,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
     if options.rdrop_weight or options.simcut_weight:
         from spectral_fairseq.plugin.likelihood_consistency import Consistency
 
-        return Consistency(criterion, parts, options, options.loss_form != "dense")
+        return Consistency(criterion, parts, options)
     if options.gradient_gating:
         from spectral_fairseq.plugin.likelihood_gating import GradientGating
 

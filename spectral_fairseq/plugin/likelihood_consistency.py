@@ -80,18 +80,17 @@ class Consistency(LikelihoodTerm):
 
     Args:
         options: the parsed values of the flags; the weight of one method is above 0.
-        blockwise: take blocks of scores wherever the model allows it.
 
     Raises:
         ConfigurationError: a model without token embeddings, for SimCut.
         UnsupportedError: a model that carries a state from batch to batch.
     """
 
-    def __init__(self, criterion: Any, parts: Parts, options: Any, blockwise: bool = True) -> None:
+    def __init__(self, criterion: Any, parts: Parts, options: Any) -> None:
         super().__init__(criterion, parts)
         self.model_name = parts.model_name
         self.blockwise = (
-            blockwise
+            options.loss_form != "dense"
             and not criterion.report_accuracy
             and calls_output_layer(self.decoder)
             and not self.own_loss

@@ -190,11 +190,6 @@ class Inputs:
         self.decoder, self.words = parts.decoder, parts.words
         self._found: Dict[Input, Any] = {}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.decoder.parameters()).device
-
     def get(self, need: Input) -> Any:
         """What ``need`` returns for this model."""
         if need not in self._found:
@@ -389,7 +384,8 @@ class Penalties:
 
     def _terms(self, penalties: Iterable[Penalty], inputs: Inputs) -> List[Term]:
         terms = []
-        with torch.autocast(inputs.device.type, enabled=False):
+        device = next(inputs.decoder.parameters()).device
+        with torch.autocast(device.type, enabled=False):
             for penalty in penalties:
                 needed = inputs.get(penalty.needs)
                 if needed is None:

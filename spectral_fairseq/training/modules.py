@@ -91,9 +91,9 @@ def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
 
 
 def take_off(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
-    """Take a mixin away again."""
+    """Take a mixin away again, or one that is derived from it."""
     base, mixins = _parts(layer)
-    mixins = tuple(other for other in mixins if other is not mixin)
+    mixins = tuple(other for other in mixins if not issubclass(other, mixin))
     layer.__class__ = _changed_class(base, mixins) if mixins else base
 
 

@@ -284,8 +284,7 @@ def take_tables_off(model: nn.Module) -> None:
         dense = table.dense().detach().clone()
         plain = nn.Parameter(dense, requires_grad=first.requires_grad)
         for layer in users:
-            for mixin in (FactoredLookUp, FactoredLinear, FactoredLayer):
-                take_off(layer, mixin)
+            take_off(layer, FactoredLayer)
             del layer.__dict__["_used_table"]
             layer._parameters["weight"] = plain
             layer._modules.pop("table", None)

@@ -87,10 +87,14 @@ def test_adversarial_softmax_logs_the_plain_loss_of_a_certain_target(task):
     torch.testing.assert_close(log["loss"], plain_log["loss"], rtol=1e-6, atol=1e-4)
 
 
-def test_losses_of_single_tokens_of_an_adversarial_mixture_are_refused(task):
-    criterion = build_criterion(task, adversarial_epsilon=0.1, **OFF)
-    with pytest.raises(UnsupportedError, match="--output-head softmax"):
-        criterion(any_model(task, "mos").train(), make_sample(task), reduce=False)
+@pytest.mark.parametrize("name, flags, match", [
+    ("mos", {"adversarial_epsilon": 0.1}, "--output-head softmax"),
+    ("moc", {"z_loss": 0.1}, "the probabilities of MixtureOfContexts"),
+])  # fmt: skip
+def test_losses_of_single_tokens_of_a_changed_mixture_are_refused(task, name, flags, match):
+    criterion = build_criterion(task, **flags, **OFF)
+    with pytest.raises(UnsupportedError, match=match):
+        criterion(any_model(task, name).train(), make_sample(task), reduce=False)
 
 
 @pytest.mark.parametrize("form", ["auto", "dense"])
