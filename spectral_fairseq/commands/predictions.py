@@ -24,7 +24,7 @@ from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
     hull_probability,
-    separate,
+    origin_in_hull,
 )
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
@@ -198,7 +198,7 @@ class StateMeasures:
         inside: Optional[bool] = None
         probability = hull_probability(count, dim)
         if dim <= _HULL_DIMENSIONS:
-            inside = separate(states, states.new_zeros(dim)).inside
+            inside = origin_in_hull(states)
         known = inside or (inside is False and probability >= _ENOUGH)
         return {
             "hidden_mean_cosine": last.mean_cosine(),

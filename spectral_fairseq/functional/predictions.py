@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,17 +118,17 @@ class StateStatistics:
         return isoscore(covariance_from_gram(self._gram, self._sum, self.count))
 
 
-# Whether a vector lies inside the convex hull of hidden states.
+# Whether the origin lies inside the convex hull of hidden states.
 #
 # Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, theorem 2: a direction v with
 # <h, v> < 0 for every hidden state h exists if and only if the convex hull of the states does not
 # contain the origin. Along such a direction the vector of a word that never occurs moves to
 # infinity (theorem 1), so this is the paper's condition for degeneration. The linear program
 #
-#     maximise t  subject to  <(h_i - x) / ||h_i - x||, v> + t <= 0 for all i,  -1 <= v_j <= 1
+#     maximise t  subject to  <h_i / ||h_i||, v> + t <= 0 for all i,  -1 <= v_j <= 1
 #
-# has a solution t > 0 exactly if x is outside of the hull. Dividing by the lengths changes nothing
-# in that, and makes the program well conditioned.
+# has a solution t > 0 exactly if the origin is outside of the hull. Dividing by the lengths changes
+# nothing in that, and makes the program well conditioned.
 #
 # The answer is exact for the states that are passed; more of them can only enlarge the hull. M
 # states drawn from a distribution that is symmetric about the origin contain it with the
@@ -142,37 +141,20 @@ class StateStatistics:
 _SMALLEST_MARGIN = 1e-6
 
 
-class Separation(NamedTuple):
-    """The hyperplane between a vector and a cloud of points.
-
-    Attributes:
-        inside: whether the vector is in the convex hull.
-        direction: v, shape (d,), with <h_i - x, v> < 0 for all points; zero where inside.
-    """
-
-    inside: bool
-    direction: Tensor
-
-
-def separate(points: Tensor, vector: Tensor) -> Separation:
-    """Return whether ``vector`` is in the convex hull of ``points``, and else what separates them.
-
-    Args:
-        points: h_i, shape (M, d), M >= 1.
-        vector: x, shape (d,).
+def origin_in_hull(points: Tensor) -> bool:
+    """Return whether the convex hull of ``points``, h_i of shape (M, d), M >= 1, has the origin.
 
     Raises:
         UnsupportedError: the solver fails.
     """
     with needs_extra("predictions", "for the convex hull of hidden states"):
         from scipy.optimize import linprog  # slow to import, and seldom needed
-    away = (points.double() - vector.double()).cpu()  # [M, d]
-    lengths = away.norm(dim=1, keepdim=True)
-    dim = away.size(1)
-    scale = max(float(points.double().abs().max()), float(vector.double().abs().max()))
-    if float(lengths.min()) <= SMALLEST_SHARE * scale:
-        return Separation(True, torch.zeros(dim, dtype=torch.float64))
-    rows = torch.cat([away / lengths, torch.ones(len(away), 1, dtype=torch.float64)], 1)
+    points = points.double().cpu()
+    lengths = points.norm(dim=1, keepdim=True)
+    dim = points.size(1)
+    if float(lengths.min()) <= SMALLEST_SHARE * float(points.abs().max()):
+        return True
+    rows = torch.cat([points / lengths, torch.ones(len(points), 1, dtype=torch.float64)], 1)
     solution = linprog(
         [0.0] * dim + [-1.0],
         A_ub=rows.numpy(),
@@ -186,9 +168,7 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
             solution.message,
             "Use fewer states.",
         )
-    direction = torch.tensor(solution.x[:-1], dtype=torch.float64)
-    inside = float(solution.x[-1]) <= _SMALLEST_MARGIN
-    return Separation(inside, torch.zeros_like(direction) if inside else direction)
+    return float(solution.x[-1]) <= _SMALLEST_MARGIN
 
 
 def hull_probability(count: int, dim: int) -> float:

@@ -228,9 +228,14 @@ def _architectures() -> List[str]:
 
 @functools.cache
 def _criterions() -> List[str]:
-    from spectral_fairseq.plugin.criterion import PRESETS
+    from fairseq.criterions import CRITERION_REGISTRY
 
-    return PRESETS * 3 + list(PLAIN_CRITERIONS)
+    from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+
+    presets = [
+        name for name, kind in CRITERION_REGISTRY.items() if issubclass(kind, PenalisedCrossEntropy)
+    ]
+    return presets * 3 + list(PLAIN_CRITERIONS)
 
 
 def _model(arch: str) -> Any:
