@@ -14,7 +14,7 @@ from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
-from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, ChosenProducts, HugePages
+from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProducts, HugePages
 from spectral_fairseq.plugin.criterion import Updates, WordCounts
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
@@ -160,7 +160,7 @@ LISTENING = Patch(
     ),
 )
 
-PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, GROUPS, STREAMS, CHOSEN_PRODUCTS)
+PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, GROUPS, STREAMS, CHOSEN_PRODUCTS, FUSED_ADAM)
 
 
 def patch_for_features() -> List[Applied]:
