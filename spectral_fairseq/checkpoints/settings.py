@@ -407,14 +407,8 @@ def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
 
 def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the part of a model that has the words, with those of the whole before it."""
-    inner = next(
-        (
-            part
-            for part in map(settings.get, ("text_config", "decoder"))
-            if isinstance(part, Mapping)
-        ),
-        {},
-    )
+    parts = (settings.get(name) for name in ("text_config", "decoder"))
+    inner = next((part for part in parts if isinstance(part, Mapping)), {})
     return {**inner, **{name: value for name, value in settings.items() if value is not None}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
@@ -59,22 +60,18 @@ class Shards(Mapping[str, Tensor]):
         self._opened: Dict[str, Mapping[str, Tensor]] = {}
         self._unread: Dict[str, Unread] = {}
         self._turned: Set[str] = set()
-        weight_map = read_json_object(index, "the index of a model in several files").get(
-            "weight_map"
-        )
-        if not isinstance(weight_map, dict) or not weight_map:
+        self._files = _weight_map(index)
+        if not self._files:
             raise PartsError(f"an entry 'weight_map' with names of tensors in {index}", "none")
-        for file in {str(name) for name in weight_map.values()}:
+        files = {*self._files.values()}
+        for file in files:
             self._check(file)
-        self._files: Dict[str, str] = {str(name): str(file) for name, file in weight_map.items()}
-        for file in set(self._files.values()):
-            numbered = _OF.search(file)
-            there = {*map(str, parts_of(index.parent / file))} if numbered is not None else set()
-            missing = there - {str(index.parent / named) for named in self._files.values()}
-            if missing:
+        for file in filter(_OF.search, files):
+            there = {path.name for path in parts_of(index.parent / file)}
+            if not there <= files:
                 raise PartsError(
                     f"the index {index} to name all {len(there)} files of which {file} is one",
-                    f"no tensor of {listed([Path(named).name for named in sorted(missing)])}",
+                    f"no tensor of {listed(sorted(there - files))}",
                 )
 
     def _check(self, file: str) -> None:
@@ -102,14 +99,10 @@ class Shards(Mapping[str, Tensor]):
         """Transpose some of the tensors when they are read."""
         self._turned.update(names)
 
-    def file_of(self, name: str) -> Path:
-        """The file that holds a tensor, or the first tensor of a module."""
-        held = [
-            file
-            for key, file in self._files.items()
-            if key == name or key.rpartition(".")[0] == name
-        ]
-        return self._index.parent / held[0]
+    @property
+    def files(self) -> Dict[str, List[Path]]:
+        """Name of a tensor -> its file, as of a model in numbered parts."""
+        return {name: [self._index.parent / file] for name, file in self._files.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         file = self._files[name]
@@ -126,6 +119,13 @@ class Shards(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+
+def _weight_map(index: Path) -> Dict[str, str]:
+    """Name of a tensor -> name of its file; empty where the index has no such entry."""
+    weight_map = read_json_object(index, "the index of a model in several files").get("weight_map")
+    named = weight_map if isinstance(weight_map, dict) else {}
+    return {str(name): str(file) for name, file in named.items()}
 
 
 def parts_of(file: Path) -> List[Path]:
@@ -151,9 +151,7 @@ def parts_of(file: Path) -> List[Path]:
     axes = [sorted({number[axis] for number in siblings}) for axis in range(len(numbers))]
     if max(axis[0] for axis in axes) > 1 and len(siblings) > 1:
         return [file]  # of any other numbering, such as one by size
-    whole = 1
-    for axis in axes:
-        whole *= axis[-1] + 1 - (axis[0] == 1 and len(axis) > 1)
+    whole = math.prod(axis[-1] + 1 - (axis[0] == 1 and len(axis) > 1) for axis in axes)
     if len(siblings) == 1 and not (_counts_from_zero(place.name) and any(numbers)):
         return [file]
     if len(siblings) < whole:
@@ -207,11 +205,9 @@ def index_beside(file: Path) -> Optional[Path]:
         if not name.endswith(".index.json") or why_not_readable(index) is not None:
             continue
         try:
-            named = read_json_object(index, "the index of a model in several files")
+            files = {*_weight_map(index).values()}
         except DataError:  # which says nothing about this file
             continue
-        weight_map = named.get("weight_map")
-        files = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
         if file.name in files and len(files) > 1:
             return index
     return None

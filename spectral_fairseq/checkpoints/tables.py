@@ -165,11 +165,10 @@ class Tables:
 
     def files_of(self, table: str) -> List[Path]:
         """The files that hold a table; none for a model in memory."""
-        if isinstance(self.tensors, Shards):
-            return [self.tensors.file_of(table)]
-        if self.files:
-            key = next(k for k in self.files if k == table or k.rpartition(".")[0] == table)
-            return self.files[key]
+        files = self.tensors.files if isinstance(self.tensors, Shards) else self.files
+        for key, holders in files.items():
+            if key == table or key.rpartition(".")[0] == table:
+                return holders
         return [] if self.weights is None else [self.weights]
 
     def unread_of(self, rows: int) -> List[str]:
