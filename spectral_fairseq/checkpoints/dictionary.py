@@ -256,7 +256,7 @@ def find_dictionary(
                 raise DataError(wanted, there, "Name the file itself with --dict.")
         else:
             files = [file]
-        words = _fitting(files, rows, checkpoint)
+        words = fitting_dictionary(files, rows, checkpoint)
         if words is None:
             words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
             sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} appended by its task"
@@ -271,7 +271,8 @@ def find_dictionary(
             else "none given, and the checkpoint does not say where its data are"
         )
     for folder in folders:
-        fitting = _fitting(dictionary_files(folder, checkpoint, table), rows, checkpoint)
+        files = dictionary_files(folder, checkpoint, table)
+        fitting = fitting_dictionary(files, rows, checkpoint)
         if fitting is not None:
             return fitting, "found in the folder of the training data"
     return None, f"none given, and none of {rows} symbols in the training data's folder"
@@ -290,7 +291,9 @@ def _training_folders(recorded: str, path: Any) -> List[Path]:
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
-def _fitting(files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]) -> Optional[WordList]:
+def fitting_dictionary(
+    files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]
+) -> Optional[WordList]:
     """The first dictionary of so many rows, with the symbols that the task appends to it."""
     for file in files:
         words = read_dictionary(file)

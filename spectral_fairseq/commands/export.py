@@ -210,7 +210,7 @@ def _dictionaries(
     from spectral_fairseq.checkpoints.dictionary import (
         dictionary_files,
         find_dictionary,
-        read_dictionary,
+        fitting_dictionary,
     )
     from spectral_fairseq.checkpoints.rewriting import collapse_tables
 
@@ -222,10 +222,8 @@ def _dictionaries(
             continue
         rows = len(model[table])
         if args.data:
-            read = map(read_dictionary, dictionary_files(Path(args.data), checkpoint, table))
-            words = next(
-                (dictionary for dictionary in read if len(dictionary.symbols) == rows), None
-            )
+            files = dictionary_files(Path(args.data), checkpoint, table)
+            words = fitting_dictionary(files, rows, checkpoint)
             why = f"none of {rows} symbols in {args.data}"
         else:
             words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)

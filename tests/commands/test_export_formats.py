@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
+from spectral_fairseq.commands import export as subcommand
 from spectral_fairseq.commands import export_huggingface as writer
 from spectral_fairseq.commands.export_plain import (
     LogitCheck,
@@ -16,6 +17,7 @@ from spectral_fairseq.commands.export_plain import (
     task_like,
 )
 from spectral_fairseq.provenance import import_transformers
+from tests.checkpoints.made import save_dictionary
 from tests.commands.test_export import hypotheses, last
 from tests.conftest import PACKAGE
 
@@ -159,6 +161,17 @@ def test_plain_checkpoints_of_fairseq_and_a_folder_of_dictionaries(
     assert "--data" in export(moved, out, rc=2) and not out.exists()
     export(moved, out, "--data", tiny_translation_data)
     assert json.loads((out / "config.json").read_text())["model_type"] == "fsmt"
+
+
+def test_symbols_that_a_task_appends_belong_to_the_dictionaries_of_a_folder(tmp_path):
+    """As to those of the folder that the checkpoint names, which is found in the other case."""
+    save_dictionary(tmp_path / "dict.txt", 57)
+    task = {"_name": "denoising", "data": str(tmp_path)}
+    model = {"decoder.embed_tokens.weight": torch.rand(62, 4)}
+    for data in (None, str(tmp_path)):
+        arguments = subcommand.Arguments(data=data)
+        target, *_ = subcommand._dictionaries(arguments, {"cfg": {"task": task}, "model": model})
+        assert len(target.symbols) == 62 and target.symbols[-1] == "<mask>"
 
 
 def test_nothing_is_left_of_a_model_with_other_logits(
