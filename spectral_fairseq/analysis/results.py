@@ -20,7 +20,7 @@ from spectral_fairseq.checkpoints.dictionary import Counts, WordList, read_count
 from spectral_fairseq.checkpoints.opening import open_memory, open_model
 from spectral_fairseq.checkpoints.readable import check_readable, check_whole
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.table_entries import describe_choice, has_output, is_output
+from spectral_fairseq.checkpoints.table_entries import has_output, is_output
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
@@ -107,16 +107,7 @@ def analyse_model(
         "table": {
             "name": chosen.name,
             "names": names,
-            "choice": " ".join(
-                [
-                    describe_choice(
-                        *(names, opened.groups, outputs, opened.untied, opened.unread_of(rows)),
-                        tied=opened.tied,
-                        is_one_layer=opened.is_one_layer,
-                    ),
-                    *remarks,
-                ]
-            ),
+            "choice": " ".join([opened.describe_choice(names, outputs), *remarks]),
             "is_output": is_output(names, opened.groups)
             or (opened.tied and not outputs and not has_output(opened.groups)),
             "kind": chosen.kind,

@@ -175,38 +175,6 @@ def _known_outputs(tables: Sequence[List[str]]) -> List[List[str]]:
     ]
 
 
-def describe_choice(
-    names: Sequence[str],
-    tables: Sequence[List[str]],
-    outputs: Sequence[str] = (),
-    untied: bool = False,
-    unread: Sequence[str] = (),
-    tied: bool = False,
-    is_one_layer: bool = False,
-) -> str:
-    """One or two sentences: what the chosen table does, and which others there are.
-
-    ``outputs`` is stored of an output layer that cannot be read; ``unread`` are other such tables.
-    A file of one layer says nothing about the output layer of the model.
-    """
-    if not any(names[0] in known for known in tables):
-        text = f"Measured: {names[0]}."
-    else:
-        used = {use for name in names for use in _uses(name)}
-        uses = [use for use in _USES if use in used]
-        text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
-        if is_one_layer:
-            text += " The file holds one layer of the model; others may hold other tables."
-        elif not has_output(tables):
-            text += _without_output(outputs, untied, tied)
-    others = [other[0] for other in tables if names[0] not in other]
-    if others:
-        text += f" Not measured: {', '.join(others)} (choose with --table)."
-    if unread:
-        text += f" Not readable: {', '.join(unread)}."
-    return text
-
-
 def has_output(tables: Sequence[List[str]]) -> bool:
     """Whether one of the tables is known to be that of an output layer."""
     return any(_use(name) == _USES[3] for known in tables for name in known)
@@ -217,17 +185,10 @@ def has_output_beside(tables: Sequence[List[str]]) -> bool:
     return any(_use(name) == _USES[3] and not in_layers(name) for known in tables for name in known)
 
 
-def _without_output(outputs: Sequence[str], untied: bool, tied: bool) -> str:
-    if outputs:
-        return f" The output layer is not measured: {', '.join(outputs)}."
-    if untied:
-        return (
-            " The settings say that the output layer has a table of its own, which is not stored "
-            "here."
-        )
-    if tied:
-        return " The settings say that the output layer shares it."
-    return " No output layer is stored: it shares a table, or there is none."
+def uses_of(names: Sequence[str]) -> List[str]:
+    """What a model uses a table for, in words, by the names of the modules that hold it."""
+    used = {use for name in names for use in _uses(name)}
+    return [use for use in _USES if use in used]
 
 
 def _uses(name: str) -> Sequence[str]:

@@ -37,6 +37,7 @@ from spectral_fairseq.checkpoints.table_entries import (
     may_be_table,
     output_tables,
     same_table,
+    uses_of,
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
@@ -144,11 +145,6 @@ class Tables:
     # What is known of the model.
 
     @property
-    def is_one_layer(self) -> bool:
-        """Whether the file holds one layer of a model, as those of DeepSpeed's pipeline do."""
-        return self.weights is not None and bool(_ONE_LAYER.match(self.weights.name))
-
-    @property
     def untied(self) -> bool:
         """Whether the settings say that the output layer does not share the input's table."""
         return text_settings(self.settings).get("tie_word_embeddings") is False
@@ -170,11 +166,6 @@ class Tables:
             if key == table or key.rpartition(".")[0] == table:
                 return holders
         return [] if self.weights is None else [self.weights]
-
-    def unread_of(self, rows: int) -> List[str]:
-        """Some matrices that cannot be read, of as many rows as a table or more."""
-        names = [k for k, v in self.unread.items() if len(v.shape) == 2 and v.shape[0] >= rows]
-        return names[:4]
 
     # Which tables there are.
 
@@ -362,6 +353,43 @@ class Tables:
             shared = f" (= {', '.join(names[1:])})" if names[1:] else ""
             descriptions.append(f"{names[0]}{shared}, {kind}, {rows} x {dim}")
         return "; ".join(descriptions)
+
+    def describe_choice(self, names: Sequence[str], outputs: Sequence[str]) -> str:
+        """Some sentences: what the chosen table does, and which others there are.
+
+        Args:
+            names: of the table.
+            outputs: names of what is stored of an output layer that cannot be read.
+        """
+        if any(names[0] in known for known in self.groups):
+            text = f"Measured: {names[0]}, the table of the {' and the '.join(uses_of(names))}."
+            text += self._on_the_output(outputs)
+        else:
+            text = f"Measured: {names[0]}."
+        others = [other[0] for other in self.groups if names[0] not in other]
+        if others:
+            text += f" Not measured: {', '.join(others)} (choose with --table)."
+        rows, _ = self.shape(names[0])
+        unread = [k for k, v in self.unread.items() if len(v.shape) == 2 and v.shape[0] >= rows]
+        if unread:
+            text += f" Not readable: {', '.join(unread[:4])}."
+        return text
+
+    def _on_the_output(self, outputs: Sequence[str]) -> str:
+        if self.weights is not None and _ONE_LAYER.match(self.weights.name):
+            return " The file holds one layer of the model; others may hold other tables."
+        if has_output(self.groups):
+            return ""
+        if outputs:
+            return f" The output layer is not measured: {', '.join(outputs)}."
+        if self.untied:
+            return (
+                " The settings say that the output layer has a table of its own, which is not "
+                "stored here."
+            )
+        if self.tied:
+            return " The settings say that the output layer shares it."
+        return " No output layer is stored: it shares a table, or there is none."
 
     def extract(
         self, wanted: Optional[str] = None, excluded: Optional[Sequence[int]] = None

@@ -1,8 +1,10 @@
 """What a report says about the table that it measured."""
 
 import pytest
+import torch
 
-from spectral_fairseq.checkpoints.table_entries import describe_choice, is_output, may_be_table
+from spectral_fairseq.checkpoints.table_entries import is_output, may_be_table
+from spectral_fairseq.checkpoints.tables import Tables
 
 ENCODER, DECODER, OUTPUT = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.fc_out"
 
@@ -24,6 +26,14 @@ def test_whether_the_softmax_uses_a_table(chosen, tables, expected):
     assert is_output(chosen, tables) is expected
 
 
+def describe_choice(chosen, tables, **settings):
+    """What is said of one of several tables of 9 words, of which each is held under some names."""
+    held = {name: number for number, names in enumerate(tables) for name in names}
+    tensors = {f"{name}.weight": torch.full((9, 4), float(held[name])) for name in held}
+    tensors.update({name: torch.ones(9, 4) for name in chosen if name not in held})
+    return Tables("model", tensors, settings=settings).describe_choice(chosen, [])
+
+
 def test_the_choice_is_described():
     assert describe_choice([DECODER, ENCODER, OUTPUT], [[ENCODER, DECODER, OUTPUT]]) == (
         "Measured: decoder.embed_tokens, the table of the encoder's input and the decoder's input "
@@ -37,9 +47,9 @@ def test_the_choice_is_described():
         "Measured: transformer.wte, the table of the input. No output layer is stored: it shares a "
         "table, or there is none."
     )
-    assert describe_choice(["transformer.wte"], [["transformer.wte"]], tied=True).endswith(
-        "the table of the input. The settings say that the output layer shares it."
-    )
+    assert describe_choice(
+        ["transformer.wte"], [["transformer.wte"]], tie_word_embeddings=True
+    ).endswith("the table of the input. The settings say that the output layer shares it.")
     assert describe_choice(["shared"], [["shared"]]).startswith(
         "Measured: shared, the table of the encoder's input and the decoder's input."
     )
