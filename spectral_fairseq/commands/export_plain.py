@@ -97,11 +97,9 @@ def for_logits() -> Iterator[None]:
 
 def task_like(model: Mapping[str, Tensor]) -> Any:
     """A stand-in for a task that suffices to build a model: dictionaries of the right sizes."""
-    target_in = _rows(model, "decoder.embed_tokens.weight")
-    output = model.get("decoder.output_projection.weight")
-    target = target_in if output is None else _rows(model, "decoder.output_projection.weight")
-    encoder = model.get("encoder.embed_tokens.weight")
-    source = target_in if encoder is None else _rows(model, "encoder.embed_tokens.weight")
+    words = _rows(model, "decoder.embed_tokens.weight")
+    others = ("encoder.embed_tokens.weight", "decoder.output_projection.weight")
+    source, target = (_rows(model, name) if name in model else words for name in others)
     dictionaries = {size: _dictionary(size) for size in (source, target)}
     return SimpleNamespace(
         source_dictionary=dictionaries[source], target_dictionary=dictionaries[target]

@@ -136,12 +136,8 @@ def load_language_model(
     remedy = "Give the folder that fairseq-preprocess --only-source wrote to --destdir."
     check_file(words, "a dictionary", remedy)
     settings = {**checkpoint_settings(checkpoint, "task"), **overrides}
-    for name, flag in (
-        ("add_bos_token", "--add-bos-token"),
-        ("self_target", "--self-target"),
-        ("past_target", "--past-target"),
-    ):
-        if settings.get(name):
+    for flag in ("--add-bos-token", "--self-target", "--past-target"):
+        if settings.get(flag[2:].replace("-", "_")):
             wanted = "a language model of the next token, whose text starts with </s>"
             raise UnsupportedError(wanted, f"one trained with {flag}", _EVAL_LM)
     model_settings = checkpoint_settings(checkpoint, "model")
