@@ -119,10 +119,7 @@ def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:
     """Coordinates of the sampled words in two dimensions, and their frequency ranks."""
     options, order = facts.options, facts.frequency_order
     centred = options.projection == "pca"
-    if centred:
-        axes = facts.principal_axes[:, :2]
-    else:
-        axes = facts.directions[:, :2]
+    axes = (facts.principal_axes if centred else facts.directions)[:, :2]
     # Signs of eigenvectors are arbitrary; these do not depend on the machine.
     axes = axes * torch.where(facts.mean @ axes < 0, -1.0, 1.0)
     rank = torch.empty_like(order)
@@ -137,17 +134,19 @@ def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:
 
 def _query_rows(table: StoredTable, options: Options, words: Optional[WordList]) -> Dict[str, int]:
     """Words of ``--words`` -> row of ``table.weight``."""
-    if options.words and words is None:
+    if not options.words:
+        return {}
+    if words is None:
         raise idle_flag("--words", "--dict")
-    place = {row: index for index, row in enumerate(table.rows.tolist())} if options.words else {}
+    place = {row: index for index, row in enumerate(table.rows.tolist())}
     rows: Dict[str, int] = {}
     for word in options.words:
-        row = words.row_of(word) if words is not None else None
+        row = words.row_of(word)
         if row is None or row not in place:
             bare = word.strip("@\u2581") or word
-            near = [s for s in (words.symbols if words else []) if bare in s][:5]
+            near = [symbol for symbol in words.symbols if bare in symbol][:5]
             raise DataError(
-                f"the word {word!r} in {words.path if words else 'the dictionary'}",
+                f"the word {word!r} in {words.path or 'the dictionary'}",
                 f"only words such as {', '.join(near)}" if near else "nothing like it",
                 "Words are spelled as in dict.txt: with subword marks such as @@ or \u2581.",
             )

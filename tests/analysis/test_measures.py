@@ -255,6 +255,8 @@ def test_neighbours(words):
         measure_table(table, Options(words=("w",)), words)
     with pytest.raises(DataError, match="<pad>"):
         measure_table(table, Options(words=("<pad>",)), words)
+    with pytest.raises(DataError, match="'x' in the dictionary"):
+        measure_table(table, Options(words=("x",)), dataclasses.replace(words, path=None))
     with pytest.raises(ConfigurationError, match="--dict"):
         measure_table(table, Options(words=("w6",)))
 
