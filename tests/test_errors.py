@@ -17,6 +17,7 @@ from spectral_fairseq.errors import (
     check_type,
     listed,
     printable,
+    wrapped,
 )
 from tests import messages
 
@@ -53,6 +54,12 @@ def test_the_cause_and_the_place_of_the_error_are_kept():
         check()
     assert isinstance(caught.value.__cause__, ValueError)
     assert [entry.name for entry in caught.traceback][-1] == "check"
+
+
+def test_a_paragraph_fits_a_terminal_and_no_flag_is_broken():
+    lines = wrapped("--spectrum-control " * 30, "  ").split("\n")
+    assert all(line.startswith("  --spectrum-control") for line in lines)
+    assert 60 < max(map(len, lines)) <= 79 and wrapped("x" * 99) == "x" * 99
 
 
 def test_other_errors_pass_unchanged():
