@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.products import check_finite, rows_outside
+from spectral_fairseq.functional.products import check_finite, full_float32, rows_outside
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,
@@ -276,6 +276,13 @@ class SVDEmbedding(FactoredEmbedding):
     def singular_values(self) -> Tensor:
         """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale
+
+    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W'W = V sigma U'U sigma V' over the rows that count, shape (d, d), without building W."""
+        inner = gram(self.U.to(dtype), self.excluded_rows)
+        right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
+        with full_float32(inner.device):
+            return right.t() @ inner @ right
 
     def grams(self) -> Tuple[Tensor, Tensor]:
         """U'U over the rows that count and V'V, float32, each of shape (d, d)."""

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
-from spectral_fairseq.functional.products import check_finite, widened
+from spectral_fairseq.functional.products import check_finite, row_norms, widened
+from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -217,6 +218,18 @@ class Table(nn.Module):
         """
         rows, matrix = self.operands(features)
         return F.linear(rows, matrix, bias)
+
+    def norms(self) -> Tensor:
+        """||W_k|| of every row, float32, shape (N,)."""
+        return row_norms(self.weight.float())
+
+    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W'W over the rows that count, differentiable, shape (d, d)."""
+        return gram(self.weight.to(dtype), self.excluded_rows)
+
+    def singular_values(self) -> Tensor:
+        """Singular values over the rows that count, largest first, float32, shape (d,)."""
+        return singular_values(self.weight.float(), self.excluded_rows)
 
     def reset_parameters(self) -> None:
         """Start anew, as the constructor does."""

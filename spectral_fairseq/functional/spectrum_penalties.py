@@ -73,7 +73,8 @@ class Prior:
             dtype: of the result; it is computed in float64.
 
         Raises:
-            ConfigurationError: the prior leaves directions unused at this width.
+            ConfigurationError: there is no norm for an automatic ``c1``, or the prior leaves
+                directions unused at this width.
         """
         assert self.gamma is not None
         k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
@@ -83,8 +84,14 @@ class Prior:
             shape = k**-self.gamma
         c1 = self.c1
         if c1 is None:
+            if norm is None:
+                raise ConfigurationError(
+                    "`norm` to be given where `c1` is chosen automatically",
+                    "None",
+                    "Pass the norm that the table should have, or a number for `c1`.",
+                )
             length = float(shape.norm())
-            c1 = (norm or 0.0) / length if length else 0.0  # which is refused below
+            c1 = norm / length if length else 0.0  # which is refused below
         prior = (c1 * shape).to(dtype)
         what = (
             f"the smallest singular value of the prior with kind={self.kind}, c2={self.c2}, "

@@ -7,13 +7,7 @@ import pickle
 import pytest
 import torch
 
-from spectral_fairseq.embeddings import (
-    TABLES,
-    FactoredEmbedding,
-    SVDEmbedding,
-    TableSpec,
-    WeightNormEmbedding,
-)
+from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.heads.head import SoftmaxHead
 from spectral_fairseq.options import arguments
@@ -111,14 +105,19 @@ def test_gradcheck(kind, length):
     assert torch.autograd.gradcheck(loss, parameters, check_undefined_grad=False)
 
 
-def test_lengths_and_singular_values_that_are_stored_are_those_of_the_matrix():
-    norms = table(WeightNormEmbedding).weight.detach().double().norm(dim=1)
-    stored = table(WeightNormEmbedding).norms()
-    torch.testing.assert_close(stored.double(), norms, rtol=1e-5, atol=1e-6)
+@every_kind
+def test_gram_norms_and_singular_values_equal_the_dense_ones(kind):
+    module = table(kind)
     keep = [k for k in range(37) if k not in (PAD, *FILLERS)]
-    expected = torch.linalg.svdvals(table(SVDEmbedding).weight.detach().double()[keep])
-    sigma = table(SVDEmbedding).singular_values().abs().sort(descending=True).values
-    torch.testing.assert_close(sigma.double(), expected, rtol=1e-4, atol=1e-5)
+    weight = module.weight.detach().double()
+    counted = weight[keep]
+    torch.testing.assert_close(module.gram().double(), counted.t() @ counted, rtol=1e-5, atol=1e-5)
+    exact = module.double().gram(torch.float64)
+    assert exact.dtype == torch.float64 and exact.requires_grad
+    torch.testing.assert_close(exact, counted.t() @ counted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(module.norms().double(), weight.norm(dim=1), rtol=1e-5, atol=1e-6)
+    sigma = module.singular_values().abs().sort(descending=True).values.double()
+    torch.testing.assert_close(sigma, torch.linalg.svdvals(counted), rtol=1e-4, atol=1e-5)
 
 
 @every_kind

@@ -93,6 +93,12 @@ def test_bad_prior_is_refused_with_what_to_do(options, message):
         Prior(**options).spectrum(64, 1.0)
 
 
+def test_an_automatic_scale_needs_the_norm_of_the_table():
+    with pytest.raises(ConfigurationError, match="`norm` to be given"):
+        Prior().spectrum(64, None)
+    assert torch.equal(Prior(c1=2.0).spectrum(64, None), Prior(c1=2.0).spectrum(64, 1.0))
+
+
 def factors(n, d, seed=0):
     generator = torch.Generator().manual_seed(seed)
     u = torch.randn(n, d, generator=generator, dtype=torch.float64) / n**0.5
