@@ -77,10 +77,10 @@ def test_penalty_equals_its_formula_whatever_order_and_sign(dim):
     "options, message",
     [
         ({"kind": "linear", "c1": 1.0}, "exponential, polynomial"),
-        ({"kind": "exponential", "c1": -1.0}, "`c1`"),
+        ({"kind": "exponential", "c1": -1.0}, "expected `c1`"),
         ({"kind": "exponential", "c1": 0.0}, "leave `c1` out"),
-        ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "`c2`"),
-        ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "`gamma`"),
+        ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "expected `c2`"),
+        ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "expected `gamma`"),
         ({"kind": "exponential", "c1": 1.0, "c2": 50.0}, "smallest singular value"),
         (
             {"kind": "exponential", "c1": None, "c2": 1e30},
