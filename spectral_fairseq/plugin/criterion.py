@@ -386,6 +386,9 @@ class WordCounts(Listener):
 # The names of ``--criterion``: each is the same criterion with other default flags.
 
 
+PRESETS: List[str] = []
+
+
 def _preset(name: str, **defaults: Any) -> Callable[[Any], Any]:
     """Register a class as ``--criterion name``, with other defaults of some flags.
 
@@ -393,6 +396,7 @@ def _preset(name: str, **defaults: Any) -> Callable[[Any], Any]:
     """
 
     def register(kind: Any) -> Any:
+        PRESETS.append(name)
         config = with_defaults(PenalisedCriterionConfig, f"{kind.__name__}Config", **defaults)
         return register_criterion(name, dataclass=config)(kind)
 
