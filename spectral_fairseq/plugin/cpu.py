@@ -221,8 +221,10 @@ def use_huge_pages() -> int:
             start, end = (int(address, 16) for address in line.split(None, 1)[0].split("-"))
             start, end = -(-start // page) * page, end // page * page
             if start < end and madvise(start, end - start, _MADV_HUGEPAGE) == 0:
-                # Moves what is there already; what an older kernel refuses is moved bit by bit.
-                madvise(start, end - start, _MADV_COLLAPSE)
+                # Moves what is there already, page by page: one that the kernel cannot move now
+                # would end the move of all. What an older kernel refuses is moved bit by bit.
+                for address in range(start, end, page):
+                    madvise(address, page, _MADV_COLLAPSE)
                 advised += end - start
     return advised
 
