@@ -179,7 +179,7 @@ class ChosenProducts(Listener):
 # to programs that ask for them (``madvise``), and a heap that is kept is worth its move into them.
 # glibc's own variables come first, and other allocators have no such settings.
 
-KEPT_BYTES = 2**30  # of a tensor: larger ones are handed back
+KEPT_BYTES = 2**30  # A tensor that is larger is handed back.
 _OLDER_LIMIT = 2**25  # what older versions of glibc take as M_MMAP_THRESHOLD at most
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, -1
 ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -300,7 +300,9 @@ def _has_fused_adam() -> bool:
 def _can_be_fused(group: Dict[str, Any]) -> bool:
     """Whether all gradients of a group are as wide as their parameters, and lie on a CPU."""
     stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
-    return not group.get("amsgrad", False) and all(
+    # With a second decay rate of 1 the correction of the bias is 0: fairseq makes no step then.
+    has_correction = group["betas"][1] < 1 and not group.get("amsgrad", False)
+    return has_correction and all(
         parameter.device.type == "cpu"
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.grad.dtype == parameter.dtype

@@ -290,7 +290,7 @@ def test_a_step_goes_on_from_what_plain_fairseq_saved_and_the_reverse():
         assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("change", ["bfloat16", "amsgrad", "closure", "torch"])
+@pytest.mark.parametrize("change", ["bfloat16", "amsgrad", "betas", "closure", "torch"])
 def test_what_cannot_be_fused_is_stepped_by_fairseq(change, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("was fused")
@@ -300,8 +300,10 @@ def test_what_cannot_be_fused_is_stepped_by_fairseq(change, monkeypatch):
     cpu._has_fused_adam()  # before it cannot be tried
     monkeypatch.setattr(cpu, "adamw", refuse)
     dtype = torch.bfloat16 if change == "bfloat16" else torch.float32
-    ours, _ = adams(dtype, amsgrad=change == "amsgrad", **OPTIONS)
-    same, _ = adams(dtype, amsgrad=change == "amsgrad", **OPTIONS)
+    options = {**OPTIONS, "amsgrad": change == "amsgrad"}
+    if change == "betas":
+        options["betas"] = (0.9, 1.0)
+    (ours, _), (same, _) = adams(dtype, **options), adams(dtype, **options)
     gradients_for(ours, same)
     ours.step(*([lambda: None] if change == "closure" else []))
     bare_step(same)
