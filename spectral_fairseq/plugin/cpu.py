@@ -6,6 +6,7 @@ import ctypes
 import logging
 import math
 import os
+import resource
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -55,13 +56,11 @@ class _Choice:
     Attributes:
         asked: the value of the flag.
         products: what it means here; ``None`` outside of a command.
-        keeps_freed_memory: whether glibc keeps freed memory in this process.
     """
 
     def __init__(self) -> None:
         self.asked = str(FLOAT32_PRODUCTS.default)
         self.products: Optional[Products] = None
-        self.keeps_freed_memory = False
         self._restore: Callable[[], None] = lambda: None
 
     def apply(self, products: Products, common: Any) -> None:
@@ -71,7 +70,7 @@ class _Choice:
         self.products, self._restore = products, set_products(products, halves)
         logger.info("float32 products are computed %s", products)
         if _on_cpu(common):
-            self.keeps_freed_memory = keep_freed_memory()
+            keep_freed_memory()
 
     def end(self) -> None:
         """Put everything back as it was found."""
@@ -175,8 +174,9 @@ class ChosenProducts(Listener):
 # glibc hands the memory of large tensors back to the system as soon as they are freed, and the
 # system clears new pages for the next ones: in bfloat16 at the small size of docs/speed.md a tenth
 # of an update. A processor remembers where some thousand pages lie, which are a few MiB in pages of
-# 4 KiB, and looks the others up: at IWSLT's size another tenth. Many systems give huge pages only
-# to programs that ask for them (``madvise``), and a heap that is kept is worth its move into them.
+# 4 KiB, and looks the others up: at IWSLT's size another tenth on some machines. Many systems give
+# huge pages only to programs that ask for them (``madvise``), for addresses that they already have:
+# the heap takes half of the memory's size in addresses at once, and memory only where it is used.
 # glibc's own variables come first, and other allocators have no such settings.
 
 KEPT_BYTES = 2**30  # A tensor that is larger is handed back.
@@ -192,58 +192,55 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None:  # macOS, musl
         return False
-    larger = mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES) or mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
-    return bool(larger and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+    for kept in (KEPT_BYTES, _OLDER_LIMIT):
+        if mallopt(_M_MMAP_THRESHOLD, kept):
+            mallopt(_M_TRIM_THRESHOLD, _NEVER)
+            use_huge_pages(kept // 2)
+            return True
+    return False
 
 
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second since Linux 6.1
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_OVERCOMMIT, _STRICT = Path("/proc/sys/vm/overcommit_memory"), "2"
+_MADV_HUGEPAGE = 14
+_MOST_ADDRESSES = 2**36
 
 
-def use_huge_pages() -> int:
-    """Move glibc's heap into huge pages, where Linux gives them to programs that ask only.
+def use_huge_pages(block: int) -> int:
+    """Let glibc's heap grow in huge pages, where Linux gives them to programs that ask only.
+
+    Args:
+        block: a size in bytes for which glibc takes memory of its heap.
 
     Returns:
-        The bytes of the heap that now lie in huge pages, or will as they are used.
+        The bytes of the heap that will lie in huge pages as they are used; 0 where addresses are
+        limited or count as memory.
     """
     try:
-        if "[madvise]" not in (_HUGE_PAGES / "enabled").read_text():
+        asked = "[madvise]" in _HUGE_PAGES.read_text()
+        if not asked or _OVERCOMMIT.read_text().strip() == _STRICT:
             return 0
-        page = int((_HUGE_PAGES / "hpage_pmd_size").read_text())
-        mapped = Path("/proc/self/maps").read_text().splitlines()
     except OSError:  # another system, or a kernel without them
         return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    # The heap grows by all blocks, and keeps the addresses when they are freed.
+    blocks = [libc.malloc(block) for _ in range(min(memory // 2, _MOST_ADDRESSES) // block)]
+    for address in reversed(blocks):
+        libc.free(address)
     advised = 0
-    for line in mapped:
+    for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("[heap]"):
             start, end = (int(address, 16) for address in line.split(None, 1)[0].split("-"))
-            start, end = -(-start // page) * page, end // page * page
-            if start < end and madvise(start, end - start, _MADV_HUGEPAGE) == 0:
-                # Moves what is there already, page by page: one that the kernel cannot move now
-                # would end the move of all. What an older kernel refuses is moved bit by bit.
-                for address in range(start, end, page):
-                    madvise(address, page, _MADV_COLLAPSE)
+            if libc.madvise(start, end - start, _MADV_HUGEPAGE) == 0:
                 advised += end - start
     return advised
-
-
-class HugePages(Listener):
-    """Moves the heap of a training on a CPU into huge pages, as far as it has grown."""
-
-    _updates = 0  # of this process
-
-    @property
-    def is_active(self) -> bool:
-        """On a CPU only."""
-        return _on_cpu(self.trainer.cfg.common)
-
-    def after_update(self) -> None:
-        """After the first, second, fourth, .. update: most of the heap is there after the first."""
-        self._updates += 1
-        if CHOICE.keeps_freed_memory and not self._updates & (self._updates - 1):
-            use_huge_pages()
 
 
 # fairseq's Adam in one pass over the memory of each parameter.

@@ -14,7 +14,7 @@ from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
-from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProducts, HugePages
+from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProducts
 from spectral_fairseq.plugin.criterion import Updates, WordCounts
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
@@ -32,7 +32,6 @@ LISTENERS = (
     WordCounts,
     Averages,
     ChosenProducts,
-    HugePages,
 )
 
 _ATTRIBUTE = "_spectral_fairseq_listeners"

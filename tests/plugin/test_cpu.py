@@ -4,7 +4,6 @@ import copy
 import ctypes
 import inspect
 import os
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from spectral_fairseq.functional.float32_products import (
 )
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 from spectral_fairseq.plugin import cpu
-from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts, HugePages
+from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
 from tests.plugin.trainers import build_trainer
@@ -157,70 +156,62 @@ def test_freed_memory_is_kept_unless_a_variable_says_otherwise(set_by_user):
     assert again > pages and (later < pages) == kept
 
 
-LARGE_PAGES = """
-import sys
+HUGE_PAGES = """
+import resource, sys
 from pathlib import Path
 import torch
 from spectral_fairseq.plugin import cpu
-if sys.argv[1:]:
-    cpu._HUGE_PAGES = Path(sys.argv[1])
-def huge():
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+for name, path in (("_HUGE_PAGES", "enabled"), ("_OVERCOMMIT", "overcommit")):
+    if (folder / path).exists():
+        setattr(cpu, name, folder / path)
+if limit:
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+def kib(field):
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+use_huge_pages, advised = cpu.use_huge_pages, []
+cpu.use_huge_pages = lambda block: advised.append(use_huge_pages(block))
+used = kib("Rss")
 assert cpu.keep_freed_memory()
-values = torch.arange(2**24)
-before, advised = huge(), cpu.use_huge_pages()
-assert torch.equal(values, torch.arange(2**24))
-print(advised // 2**20, huge() - before)
+reserved, before = kib("Rss") - used, kib("AnonHugePages")
+values = [torch.arange(2**22) for _ in range(4)]
+print(advised[0] // 2**20, reserved // 2**10, (kib("AnonHugePages") - before) // 2**10)
 """
 
 
-def huge_pages_of(*folder):
+def huge_pages_of(folder, limit=0):
+    """MiB of addresses that were asked for, of memory for them, and of 128 in huge pages."""
     environment = {k: v for k, v in os.environ.items() if k not in cpu.ALLOCATOR_VARIABLES}
-    argv = [sys.executable, "-c", LARGE_PAGES, *map(str, folder)]
+    argv = [sys.executable, "-c", HUGE_PAGES, str(folder), str(limit)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
     return tuple(map(int, done.stdout.split()))
 
 
 @pytest.mark.skipif(not cpu._HUGE_PAGES.exists(), reason="needs Linux with huge pages")
-@pytest.mark.parametrize("setting, moved", [
-    ("always [madvise] never", True),
-    ("[always] madvise never", False),
-    ("always madvise [never]", False),
-    (None, False),
+@pytest.mark.parametrize("files, limit, asked", [
+    ({"enabled": "always [madvise] never", "overcommit": "0"}, 0, True),
+    ({"enabled": "[always] madvise never", "overcommit": "0"}, 0, False),
+    ({"enabled": "always madvise [never]", "overcommit": "0"}, 0, False),
+    ({"enabled": "always [madvise] never", "overcommit": "2"}, 0, False),
+    ({"enabled": "always [madvise] never", "overcommit": "0"}, 2**36, False),
 ])  # fmt: skip
-def test_only_what_a_program_may_ask_for_is_asked_for(setting, moved, tmp_path):
-    if setting is not None:
-        (tmp_path / "enabled").write_text(setting)
-    size = (cpu._HUGE_PAGES / "hpage_pmd_size").read_text()
-    (tmp_path / "hpage_pmd_size").write_text(size)
-    mib, _ = huge_pages_of(tmp_path)
-    assert (mib >= 128) if moved else (mib == 0)
+def test_addresses_are_taken_where_they_cost_nothing(files, limit, asked, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    addresses, memory, _ = huge_pages_of(tmp_path, limit)
+    assert (addresses > 1000) if asked else (addresses == 0)
+    assert memory < 16
 
 
-def moves_at_once():
-    enabled = cpu._HUGE_PAGES / "enabled"
-    newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 1)
-    return newer and enabled.exists() and "[madvise]" in enabled.read_text()
+def gives_huge_pages():
+    return cpu._HUGE_PAGES.exists() and "[madvise]" in cpu._HUGE_PAGES.read_text()
 
 
-@pytest.mark.skipif(not moves_at_once(), reason="needs Linux 6.1 that gives huge pages if asked")
-def test_the_heap_lies_in_huge_pages():
-    mib, kib = huge_pages_of()
-    assert mib >= 128 and kib >= 64 * 2**10  # 128 MiB, less where memory is in pieces
-
-
-@pytest.mark.parametrize("kept, times", [(True, 4), (False, 0)])
-def test_the_heap_is_moved_after_the_first_updates_and_ever_more_rarely(kept, times, monkeypatch):
-    moved = []
-    monkeypatch.setattr(cpu, "keep_freed_memory", lambda: kept)
-    monkeypatch.setattr(cpu, "use_huge_pages", lambda: moved.append(len(seen)))
-    CHOICE.apply(Products(False, "at first"), CFG.common)
-    listener, seen = HugePages(SimpleNamespace(cfg=CFG)), []
-    for update in range(1, 16):
-        seen.append(update)
-        listener.after_update()
-    assert moved == [1, 2, 4, 8][:times]
+@pytest.mark.skipif(not gives_huge_pages(), reason="needs Linux with huge pages for those who ask")
+def test_tensors_lie_in_huge_pages(tmp_path):
+    addresses, _, mib = huge_pages_of(tmp_path)
+    assert addresses > 1000 and mib >= 64  # 128, less where memory is in pieces
 
 
 # Adam in one pass
