@@ -53,8 +53,12 @@ class LayerMixin(nn.Module):
         """What the settings of a saved model say of it, as JSON; nothing of what only trains."""
         return {}
 
-    def plain_entries(self) -> Dict[str, Tensor]:
-        """The entries of a state dict by which a plain layer computes the same."""
+    def plain_entries(self, made: Dict[Any, Tensor]) -> Dict[str, Tensor]:  # noqa: ARG002
+        """The entries of a state dict by which a plain layer computes the same.
+
+        Args:
+            made: what the layers of a model share, from one of them to the next.
+        """
         return {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -164,9 +168,12 @@ class _Saving:
         more = arguments.pop("kwargs", {})
         state = arguments.get("state_dict")
         state = dict(model.state_dict() if state is None else state)
+        # Nothing is kept from one call to the next: torch's fused optimisers change parameters
+        # without changing their version.
+        made: Dict[Any, Tensor] = {}
         for name, layer in model.named_modules():
             if isinstance(layer, LayerMixin):
-                entries = layer.plain_entries()
+                entries = layer.plain_entries(made)
                 state.update({f"{name}.{key}": entry for key, entry in entries.items()})
         return save(**{**arguments, "state_dict": state}, **more)
 

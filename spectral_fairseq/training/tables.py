@@ -91,15 +91,12 @@ class FactoredLayer(LayerMixin):
         options = {name: attrgetter(at)(table) for name, at in names}
         return {**super().recorded(), "table": {"kind": table.kind, **options}}
 
-    def plain_entries(self) -> Dict[str, Tensor]:
+    def plain_entries(self, made: Dict[Any, Tensor]) -> Dict[str, Tensor]:
         """W, the same tensor for all layers that share it."""
         table = self.used_table
-        kept = table.__dict__.get("_saved_as")
-        versions = [parameter._version for parameter in table.parameters()]
-        if kept is None or kept[0] != versions:
-            kept = versions, table.dense().detach().clone()
-            table.__dict__["_saved_as"] = kept
-        return {"weight": kept[1]}
+        if table not in made:
+            made[table] = table.dense().detach().clone()
+        return {"weight": made[table]}
 
 
 class FactoredLookUp(FactoredLayer):
