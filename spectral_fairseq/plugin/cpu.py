@@ -297,6 +297,7 @@ def _has_fused_adam() -> bool:
 def _can_be_fused(group: Dict[str, Any]) -> bool:
     """Whether all gradients of a group are as wide as their parameters, and lie on a CPU."""
     stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+    # torch's fused step goes through the memory of all four tensors alike, whatever their strides.
     # With a second decay rate of 1 the correction of the bias is 0: fairseq makes no step then.
     has_correction = group["betas"][1] < 1 and not group.get("amsgrad", False)
     return has_correction and all(
@@ -304,6 +305,8 @@ def _can_be_fused(group: Dict[str, Any]) -> bool:
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.grad.dtype == parameter.dtype
         and parameter.grad.layout == torch.strided
+        and parameter.is_contiguous()
+        and parameter.grad.is_contiguous()
         for parameter in stepped
     )
 
@@ -322,7 +325,8 @@ def _stepping(self: Any, closure: Any = None, *, original: Callable[..., Any]) -
                 state["step"] = state.get("step", 0) + 1
                 for name in ("exp_avg", "exp_avg_sq"):
                     loaded = state.get(name)
-                    state[name] = torch.zeros_like(weight) if loaded is None else loaded.to(weight)
+                    loaded = torch.zeros_like(weight) if loaded is None else loaded.to(weight)
+                    state[name] = loaded.contiguous()
                 by_step[state["step"]].append(parameter)
         for step, parameters in by_step.items():
             _fused_adam(parameters, [self.state[p] for p in parameters], step, **group)

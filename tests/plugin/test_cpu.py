@@ -281,6 +281,33 @@ def test_a_step_goes_on_from_what_plain_fairseq_saved_and_the_reverse():
         assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("turned", ["parameter", "gradient", "moments"])
+def test_tensors_that_lie_in_memory_otherwise_are_stepped_alike(turned):
+    """torch's fused step reads the numbers in the order of the memory, and takes no error."""
+
+    def other_way_round(tensor):
+        return tensor.t().contiguous().t()
+
+    ours, naive = adams(torch.float64, **OPTIONS)
+    matrix = ours.param_groups[0]["params"][0]
+    if turned == "parameter":
+        ours.param_groups[0]["params"][0] = other_way_round(matrix)
+    for update in range(3):
+        gradients_for(ours, naive)
+        matrix = ours.param_groups[0]["params"][0]
+        if turned == "gradient":
+            matrix.grad = other_way_round(matrix.grad)
+        elif turned == "parameter":
+            matrix.grad = matrix.grad.contiguous()
+        elif update:
+            for name in ("exp_avg", "exp_avg_sq"):
+                ours.state[matrix][name] = other_way_round(ours.state[matrix][name])
+        ours.step()
+        bare_step(naive)
+    for mine, theirs in zip(ours.param_groups[0]["params"], naive.param_groups[0]["params"]):
+        assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize("change", ["bfloat16", "amsgrad", "betas", "closure", "torch"])
 def test_what_cannot_be_fused_is_stepped_by_fairseq(change, monkeypatch):
     def refuse(*_, **__):
