@@ -113,7 +113,9 @@ class HiddenStates:
         return self * (1 / other)
 
     def __add__(self, other: Any) -> HiddenStates:
-        one_each = isinstance(other, Tensor) and other.numel() == self.layer.out_features
+        words = self.layer.out_features
+        # A column of so many numbers would be one for each position.
+        one_each = isinstance(other, Tensor) and words == other.numel() == other.size(-1)
         if not one_each or self.cap is not None:
             raise _Refused("add")
         bias = other.flatten()
@@ -142,7 +144,7 @@ class HiddenStates:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What torch is asked to do with them and a tensor."""
         name = getattr(func, "__name__", str(func)).strip("_")
-        if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
+        if len(args) == 2 and not kwargs and name in ("add", "radd", "mul", "rmul"):
             this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
             return this + other if "add" in name else this * other
         if name == "tanh" and len(args) == 1 and not kwargs:
@@ -180,6 +182,12 @@ class KeepsHiddenStates(LayerMixin):
         """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
         cap: Optional[float] = getattr(self, "softcap", None)
         if self.training and torch.is_grad_enabled():
+            if getattr(self, "_backward_pre_hooks", None):  # torch 1.12 has none
+                raise UnsupportedError(
+                    "an output layer without full_backward_pre_hooks, for a loss by blocks",
+                    "one, which would change the gradient of logits that are not made",
+                    "Remove the hook, or train the model without fused_loss_.",
+                )
             handed = _handed_on(input, self)
             return handed if cap is None else (handed / cap).tanh() * cap
         logits = super().forward(input)

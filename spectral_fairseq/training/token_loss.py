@@ -204,7 +204,11 @@ class TokenLoss:
             labels: that of each position, shape (B, T).
             num_items_in_batch: as for :meth:`__call__`.
         """
-        targets = labels.reshape(-1).to(logits.device)
+        if labels.is_floating_point():
+            wanted = "`labels` that are indices of words, whole numbers"
+            remedy = "Pass the index of each word; probabilities of words are no labels here."
+            raise ConfigurationError(wanted, f"numbers of type {labels.dtype}", remedy)
+        targets = labels.reshape(-1).to(logits.device).long()
         counted = targets.ne(self.ignore_index).sum()
         if isinstance(logits, HiddenStates):
             loss = self._of_hidden_states(logits, targets)

@@ -235,6 +235,9 @@ NOT_FOLLOWED = {
     "cut": lambda s: s[..., :-1],
     "reshaped": lambda s: s.view(-1, WORDS),
     "a sum of logits": lambda s: s + s,
+    "a multiple of a bias": lambda s: torch.add(s, ADDED, alpha=2),
+    "a multiple of the logits": lambda s: torch.add(ADDED, s, alpha=2),
+    "a number for each of so many positions": lambda s: s + ADDED[:, None],
     "words that are scaled": lambda s: s * ADDED,
     "negative": lambda s: -s,
     "lost": lambda s: F.cross_entropy(s, LABELS),
@@ -300,6 +303,28 @@ def test_labels_that_the_loss_cannot_take(transformers):
         model(input_ids=IDS, labels=IDS)
     with pytest.raises(ConfigurationError, match="labels"):
         loss(model(input_ids=IDS), None)
+    with pytest.raises(ConfigurationError, match="indices of words.*float32"):
+        TokenLoss(model, shift=True)(model.eval()(input_ids=IDS), IDS.float())
+
+
+def test_indices_of_any_type_are_labels():
+    model = Scores(lambda s: s, True)
+    loss = fused_loss_(model)
+    own = loss(model(IDS), IDS)
+    for dtype in (torch.uint8, torch.int32):
+        assert torch.equal(loss(model(IDS), IDS.to(dtype)), own)
+
+
+def test_a_hook_on_the_gradient_of_logits_is_refused():
+    model = Scores(lambda s: s, True)
+    fused_loss_(model)
+    if not hasattr(model.lm_head, "register_full_backward_pre_hook"):
+        pytest.skip("this torch has no such hooks")
+    hook = model.lm_head.register_full_backward_pre_hook(lambda _, gradients: gradients)
+    with pytest.raises(UnsupportedError, match="full_backward_pre_hooks"):
+        model(IDS)
+    hook.remove()
+    model(IDS)
 
 
 def _experts(transformers, **settings):
