@@ -25,7 +25,13 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError
+from spectral_fairseq.errors import (
+    NEW_STATE,
+    CheckpointError,
+    ConfigurationError,
+    UnsupportedError,
+    check_range,
+)
 from spectral_fairseq.lm.averaged_sgd import WideStateOptimizer
 
 
@@ -44,7 +50,8 @@ class CoupledAdam(WideStateOptimizer):
         weight_decay: fraction of a weight that is subtracted in a step, times the learning rate.
 
     Raises:
-        ConfigurationError: a table that is no matrix, or is not among the parameters.
+        ConfigurationError: an option outside its range; a table that is no matrix, or is not among
+            the parameters.
     """
 
     supports_flat_params = False  # which have no rows
@@ -59,6 +66,10 @@ class CoupledAdam(WideStateOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            check_range(f"`{name}`", value, at_least=0)
+        for beta in betas:
+            check_range("each of `betas`", beta, at_least=0, below=1)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
         self._tables: List[Tensor] = []
@@ -108,12 +119,18 @@ class CoupledAdam(WideStateOptimizer):
 
         Raises:
             CheckpointError: moments were loaded that were coupled and now are not, or the reverse.
+            UnsupportedError: a sparse gradient.
         """
         result = self._evaluated(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.layout is not torch.strided:
+                    found = f"a sparse one of shape {tuple(parameter.shape)}"
+                    remedy = "Make the nn.Embedding without sparse=True."
+                    raise UnsupportedError("gradients of whole tables", found, remedy)
+                self._update(parameter, group)
         return result
 
     def _update(self, parameter: Tensor, group: Any) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from tests.reference import optimizers as reference
 
@@ -84,6 +84,21 @@ def test_what_cannot_be_coupled_is_refused():
     advance(optimizer, parameter, gradients)
     with pytest.raises(CheckpointError, match="one for all rows"):
         optimizer.couple([parameter])
+
+
+@pytest.mark.parametrize(
+    "options", [{"lr": -1.0}, {"betas": (1.5, 0.9)}, {"eps": -1e-8}, {"weight_decay": float("nan")}]
+)
+def test_numbers_outside_their_range_are_refused(options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        CoupledAdam([nn.Parameter(torch.zeros(3))], **options)
+
+
+def test_a_sparse_gradient_is_refused():
+    layer = nn.Embedding(5, 3, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(UnsupportedError, match="sparse=True"):
+        CoupledAdam([layer.weight], [layer.weight]).step()
 
 
 @pytest.mark.parametrize("coupled_before", [True, False])
