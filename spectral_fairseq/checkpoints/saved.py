@@ -71,6 +71,18 @@ def model_path(path: Union[str, os.PathLike[str]]) -> Path:
     return Path(path) if os.path.isdir(path) else checkpoint_file(path)
 
 
+def paths_in(folder: Path) -> List[Path]:
+    """What is in a folder of checkpoints, in the order of the names.
+
+    Raises:
+        ForbiddenError: it may not be listed.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise ForbiddenError(f"a folder of checkpoints at {folder}", str(error)) from error
+
+
 def saved_epochs(folder: Path) -> List[Path]:
     """The checkpoints that one run saved, in the order of training.
 
@@ -85,11 +97,7 @@ def saved_epochs(folder: Path) -> List[Path]:
         CheckpointError: there are none.
     """
     dated = []
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        raise ForbiddenError(f"a folder of checkpoints at {folder}", str(error)) from error
-    for path in paths:
+    for path in paths_in(folder):
         by_step = STEP_FOLDER.fullmatch(path.name)
         if by_step and os.path.isdir(path) and weights_file(path) is not None:
             dated.append(((0, int(by_step.group(1))), path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
-from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
+from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file, paths_in
 from spectral_fairseq.commands.shared import check_output, no_verify, save_atomically
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_enough, idle_flag
 from spectral_fairseq.options import option
@@ -100,7 +100,7 @@ def chosen_checkpoints(args: Arguments) -> List[Path]:
     pattern = EPOCH_FILE if by_epoch else UPDATE_FILE
     numbered = [
         (int(match.groups()[-1]), path)
-        for path in inputs[0].iterdir()
+        for path in paths_in(inputs[0])
         for match in [pattern.fullmatch(path.name)]
         if match and (bound is None or int(match.groups()[-1]) <= bound)
     ]

@@ -10,6 +10,7 @@ from typing import List, Optional, Tuple
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
 from spectral_fairseq.commands.analyze import ReportArguments, report
 from spectral_fairseq.errors import ConfigurationError, check_enough
+from spectral_fairseq.files import names_in
 from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
@@ -58,5 +59,5 @@ def _is_run(path: Path, alone: bool) -> bool:
     """Whether a folder stands for its checkpoints; one with a model as well, if it is ``alone``."""
     if not os.path.isdir(path):
         return False
-    has_steps = any(map(STEP_FOLDER.fullmatch, os.listdir(path)))
+    has_steps = any(map(STEP_FOLDER.fullmatch, names_in(path)))
     return weights_file(path) is None or (alone and has_steps)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
+from spectral_fairseq.checkpoints.shards import parts_of
 from spectral_fairseq.errors import CheckpointError
 from tests.checkpoints.made import cone
 
@@ -226,6 +227,16 @@ SHARDED = {
 def test_what_one_process_saves_of_flat_parameters(form, tmp_path):
     torch.save(SHARDED[form], tmp_path / "file.pt")
     refused(tmp_path / "file.pt", "the weights of a whole model.*one process")
+
+
+def test_parts_that_are_numbered_from_one(tmp_path):
+    paths = [tmp_path / f"shard_{number}.pt" for number in (1, 2, 4)]
+    for path in paths[:2]:
+        path.write_bytes(b"a")
+    assert parts_of(paths[1]) == paths[:2]
+    paths[2].write_bytes(b"a")
+    with pytest.raises(CheckpointError, match="all of the at least 4 files.*found 3"):
+        parts_of(paths[0])
 
 
 @pytest.mark.parametrize("name, other", [

@@ -1,6 +1,9 @@
 """``spectral-fairseq compare``: side by side, and one run over its saved epochs."""
 
 import json
+import os
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -90,6 +93,19 @@ def test_a_run_of_the_trainer_of_transformers(tmp_path, compared):
 def test_nothing_to_compare(name, said, run_folder, command):
     (run_folder / "empty").mkdir()
     assert said in command("compare", run_folder / name, rc=2)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("compare",), ("average", "--last", "2", "--output", "out.pt")],
+    ids=lambda argv: argv[0],
+)
+def test_a_folder_that_may_not_be_listed(argv, run_folder, command, monkeypatch):
+    with monkeypatch.context() as patch:
+        for owner, name in ((os, "listdir"), (Path, "iterdir")):
+            patch.setattr(owner, name, Mock(side_effect=PermissionError("no right to list it")))
+        said = command(*argv, run_folder, rc=2)
+    assert "a folder of checkpoints at" in said and "no right to list it" in said
 
 
 def test_a_folder_with_a_model_and_its_checkpoints(tmp_path, compared):
