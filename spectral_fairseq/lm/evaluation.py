@@ -337,18 +337,17 @@ def evaluate(
 
     Args:
         reader: the model and the way in which it reads.
-        corpus: at least one token.
+        corpus: at least one token for each stream.
         cache: a continuous cache to mix in, for all its values in the same pass.
         update: called with the mean loss of each segment after it has been scored, to adapt the
             model; the loss is that of the model without the cache.
         progress: called after each segment with its number of tokens.
 
     Raises:
-        DataError: the corpus has no token, or is too short for the streams.
+        DataError: the corpus is too short for the streams.
         ConfigurationError: impossible values of the cache, or a model that does not return its
             features.
     """
-    check_enough(len(corpus), 1, "token in the corpus", "Check the data.")
     evaluation = Evaluation()
     memory = None
     sums = torch.zeros(0, 0, dtype=torch.float64)

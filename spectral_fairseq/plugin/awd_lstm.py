@@ -228,13 +228,12 @@ class AWDLSTMDecoder(StatefulDecoder):
     ) -> Dict[str, Tuple[float, Tensor]]:
         counted = tokens.ne(self.dictionary.pad())
         penalties = {}
-        with torch.autocast(raw.device.type, enabled=False):
-            if self.alpha:
-                value = activation_regularization(dropped, counted)
-                penalties["activation"] = (self.alpha, value)
-            if self.beta:
-                value = temporal_activation_regularization(raw, counted)
-                penalties["temporal_activation"] = (self.beta, value)
+        if self.alpha:
+            value = activation_regularization(dropped, counted)
+            penalties["activation"] = (self.alpha, value)
+        if self.beta:
+            value = temporal_activation_regularization(raw, counted)
+            penalties["temporal_activation"] = (self.beta, value)
         return penalties
 
 
