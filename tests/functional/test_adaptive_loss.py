@@ -34,6 +34,12 @@ def test_extreme_scores_stay_finite():
     assert torch.isfinite(matrix.grad).all()
 
 
+def test_log_probabilities_of_half_precision_are_normalised_in_float32():
+    contexts, q, matrix, bias, _ = inputs(dtype=torch.bfloat16)
+    found = adaptive_log_probabilities(contexts, q, matrix, bias, CUTOFFS)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(23))
+
+
 def test_only_the_clusters_hit_are_multiplied(monkeypatch):
     products = []
     original = blocks.matmul_transposed

@@ -114,7 +114,8 @@ def test_known_answers():
     assert isoscore(line) == pytest.approx(0, abs=1e-12)
     # k equal directions of n: phi = k/n, score = (k - 1)/(n - 1).
     half = torch.diag(torch.tensor([1.0] * 4 + [0.0] * 5))
-    assert isoscore(half) == pytest.approx(3 / 8)
+    for scale in (1.0, 1e-200, 1e200):
+        assert isoscore(scale * half.double()) == pytest.approx(3 / 8)
     assert isoscore(torch.zeros(3, 3)) == 0.0
 
 

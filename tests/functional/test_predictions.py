@@ -64,10 +64,11 @@ def test_against_the_naive_forms():
 
 def test_the_hull_of_a_cube():
     corners = torch.tensor(list(product((-1.0, 1.0), repeat=3)))
-    for point in ((0, 0, 0), (0.9, -0.9, 0.9), (1, 1, 1)):
-        assert origin_in_hull(corners - torch.tensor(point))
-    for point in ((1.1, 0, 0), (1.01, -1.01, 1.01)):
-        assert not origin_in_hull(corners - torch.tensor(point))
+    for lengths in (torch.ones(8, 1), torch.logspace(0, -9, 8)[:, None]):  # which do not matter
+        for point in ((0, 0, 0), (0.9, -0.9, 0.9), (1, 1, 1)):
+            assert origin_in_hull(lengths * (corners - torch.tensor(point)))
+        for point in ((1.1, 0, 0), (1.01, -1.01, 1.01)):
+            assert not origin_in_hull(lengths * (corners - torch.tensor(point)))
 
 
 @pytest.mark.slow
