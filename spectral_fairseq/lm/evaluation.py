@@ -99,8 +99,6 @@ class ContiguousStreams:
     def _around(self, first: int, size: int) -> Tensor:
         """Return ``size`` tokens from ``first`` on and the one before them, shape (size + 1,)."""
         piece = self.corpus[max(first - 1, 0) : first + size]
-        if len(piece) == size + 1:
-            return piece
         before = [self.start] if first == 0 else []
         after = [self.padding] * (size + 1 - len(before) - len(piece))
         return torch.cat([piece.new_tensor(before), piece, piece.new_tensor(after)])
@@ -150,7 +148,6 @@ class ContinuousCache:
         Returns:
             p_cache(target), shape (K, B, T), and which tokens had a pair in their window, (T,).
         """
-        features = features.detach()
         streams = features.size(0)
         # t tokens have B t (W + t) scores, of which B t W are used.
         limit = self.block_scores // (2 * streams * self.window)

@@ -160,9 +160,3 @@ def test_only_the_window_is_kept():
     assert cache.keys.shape == (1, 9, 4) and cache.values.shape == (1, 9)
     # A view would keep the whole segment alive.
     assert cache.keys._base is None and cache.values._base is None
-
-
-@pytest.mark.parametrize("window", [0, -3])
-def test_a_window_below_one_is_refused(window):
-    with pytest.raises(ConfigurationError, match="window"):
-        ContinuousCache(window)
