@@ -45,6 +45,7 @@ PATCHES = (
     machines.VALIDATION_TASK,
     machines.MBART_TASK,
     machines.BF16_WITHOUT_TPU,
+    machines.BF16_EVALUATION,
     checkpoints.EMBEDDING_FILE,
     checkpoints.KEPT_LAYERS,
 )

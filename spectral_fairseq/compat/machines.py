@@ -6,6 +6,7 @@ import argparse
 import atexit
 import importlib
 import importlib.util
+import inspect
 import multiprocessing
 import os
 import queue
@@ -197,6 +198,67 @@ BF16_WITHOUT_TPU = Patch(
     reason="--bf16 switches to TPU training, which fails without torch_xla, on a GPU too.",
     install=replaces({"fairseq.options:parse_args_and_arch": without_tpu}),
     unneeded=_unneeded_bf16_without_tpu,
+)
+
+
+# ``--bf16`` evaluates in bfloat16, as ``--fp16`` evaluates in half precision.
+#
+# fairseq's commands that evaluate convert their models for ``--fp16`` alone, and compute in float32
+# with ``--bf16``, in silence. A model of the hub stays in float32: its configuration is that of its
+# training, which has no ``--path``.
+
+
+def _unneeded_bf16_evaluation() -> Optional[str]:
+    generate = importlib.import_module("fairseq_cli.generate")
+
+    converts = "common.bf16" in inspect.getsource(generate)
+    return "this fairseq evaluates in bfloat16" if converts else None
+
+
+@wrapping
+def prepared_in_bfloat16(
+    model: Any, cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Wrap ``BaseFairseqModel.prepare_for_inference_``, which gets the command's configuration."""
+    if cfg.common.bf16 and cfg.common_eval.path:
+        model.bfloat16()
+    return original(model, cfg, *args, **kwargs)
+
+
+@wrapping
+def loading_in_bfloat16(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    """Wrap ``call_main``, for ``fairseq-validate``, which does not prepare its models.
+
+    Where fairseq starts workers itself, they validate in float32.
+    """
+    from fairseq import checkpoint_utils
+
+    load = checkpoint_utils.load_model_ensemble_and_task
+
+    def load_in_bfloat16(*args: Any, **kwargs: Any) -> Any:
+        models, *others = load(*args, **kwargs)
+        return [model.bfloat16() for model in models], *others
+
+    if cfg.common.bf16 and cfg.common_eval.path:
+        checkpoint_utils.load_model_ensemble_and_task = load_in_bfloat16
+    try:
+        return original(cfg, *args, **kwargs)
+    finally:
+        checkpoint_utils.load_model_ensemble_and_task = load
+
+
+BF16_EVALUATION = Patch(
+    name="bf16 in evaluation",
+    reason="fairseq-generate, -interactive, -eval-lm and -validate compute in float32 with --bf16.",
+    install=replaces(
+        {
+            "fairseq.models.fairseq_model:BaseFairseqModel.prepare_for_inference_": (
+                prepared_in_bfloat16
+            ),
+            "fairseq.distributed.utils:call_main": loading_in_bfloat16,
+        }
+    ),
+    unneeded=_unneeded_bf16_evaluation,
 )
 
 

@@ -86,6 +86,18 @@ def _on_cpu(common: Any) -> bool:
     return bool(getattr(common, "cpu", False)) or not torch.cuda.is_available()
 
 
+def warn_of_slow_bfloat16(common: Any) -> None:
+    """Say that a processor without products of bfloat16 numbers is slower with them."""
+    bfloat16 = getattr(common, "bf16", False) or getattr(common, "memory_efficient_bf16", False)
+    if bfloat16 and not processor().has_bfloat16:
+        logger.warning(
+            "expected a processor that multiplies bfloat16 numbers, for --bf16 on a CPU; found "
+            "%s, which does not: it is several times slower than in float32, which is what it "
+            "computes in without the flag.",
+            processor().name,
+        )
+
+
 @wrapping
 def _adding_flag(parser: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Add the flag beside those that all commands with a model share."""
@@ -110,6 +122,8 @@ def _choosing(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any)
     try:
         if _on_cpu(cfg.common) or CHOICE.asked == "fast":
             CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
+        if _on_cpu(cfg.common) and cfg.common_eval.path:
+            warn_of_slow_bfloat16(cfg.common)
         return original(cfg, *args, **kwargs)
     finally:
         CHOICE.end()
@@ -145,14 +159,7 @@ class ChosenProducts(Listener):
         common = self.trainer.cfg.common
         if CHOICE.products is None:
             CHOICE.apply(choose_products(CHOICE.asked), common)
-        bfloat16 = getattr(common, "bf16", False) or getattr(common, "memory_efficient_bf16", False)
-        if bfloat16 and not processor().has_bfloat16:
-            logger.warning(
-                "expected a processor that multiplies bfloat16 numbers, for --bf16 on a CPU; found "
-                "%s, which does not: the training is several times slower than in float32, which "
-                "is what it has without the flag.",
-                processor().name,
-            )
+        warn_of_slow_bfloat16(common)
 
     def save(self) -> Any:
         """The choice and the processor that it was made on."""

@@ -211,6 +211,45 @@ def test_two_kinds_of_half_precision(flags, bare, patched):
     assert all(flag in failure.message for flag in flags)
 
 
+# --bf16 in evaluation
+
+
+def evaluated_in(flags):
+    """The types of a model that a command loads, and of one that it prepares."""
+    import torch
+    from fairseq import checkpoint_utils, options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.distributed import utils
+    from fairseq.models import BaseFairseqModel
+
+    class Model(BaseFairseqModel):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def main(cfg):
+        ((loaded,), *_), prepared = checkpoint_utils.load_model_ensemble_and_task(["a.pt"]), Model()
+        prepared.prepare_for_inference_(cfg)
+        found.extend(str(model.weight.dtype) for model in (loaded, prepared))
+
+    found = []
+    checkpoint_utils.load_model_ensemble_and_task = load = lambda paths: ([Model()], None, None)
+    args = options.parse_args_and_arch(
+        options.get_generation_parser(), ["data", "--task", "translation", "--cpu", *flags]
+    )
+    utils.call_main(convert_namespace_to_omegaconf(args), main)
+    assert checkpoint_utils.load_model_ensemble_and_task is load
+    return found
+
+
+def test_bfloat16_reaches_the_models_of_commands_that_evaluate(bare, patched):
+    full, half = ["torch.float32"] * 2, ["torch.bfloat16"] * 2
+    bare.gives(full, evaluated_in, flags=["--bf16", "--path", "a.pt"])
+    patched.gives(half, evaluated_in, flags=["--bf16", "--path", "a.pt"])
+    patched.gives(full, evaluated_in, flags=["--path", "a.pt"])
+    patched.gives(full, evaluated_in, flags=["--bf16"])  # a training, or a model of the hub
+
+
 # What commands ask of their arguments
 
 

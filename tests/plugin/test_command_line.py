@@ -122,6 +122,8 @@ def test_language_model(arch, criterion, more, is_exported, train, run_cli, tiny
     assert ours == pytest.approx(float(valid), rel=0.02)
     windowed = perplexity(run_cli, tiny_lm_data, best, *USER_DIR, "--context-window", "8")
     assert math.isfinite(windowed) and windowed != ours
+    half = perplexity(run_cli, tiny_lm_data, best, *USER_DIR, "--bf16")
+    assert half == pytest.approx(ours, rel=0.01)
     samples(run_cli, tiny_lm_data, best, tmp_path, "9")
     if is_exported:
         run_cli("spectral-fairseq", "export", best, plain)
@@ -261,10 +263,12 @@ def test_lazy_penalties_where_the_task_tells_no_updates(
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 1), reason="no half precision on a CPU"
 )
-def test_half_precision_generation(train, run_cli, tiny_translation_data):
+@pytest.mark.parametrize("flag", ["--fp16", "--bf16"])
+def test_half_precision_generation(flag, train, run_cli, tiny_translation_data):
     best = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_best.pt"
     full = generate(run_cli, tiny_translation_data, best, *USER_DIR)
-    half = generate(run_cli, tiny_translation_data, best, *USER_DIR, "--fp16")
+    half = generate(run_cli, tiny_translation_data, best, *USER_DIR, flag)
+    assert half != full
     for number, (score, _) in full.items():
         assert half[number][0] == pytest.approx(score, rel=0.05)
 

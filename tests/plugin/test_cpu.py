@@ -123,6 +123,12 @@ def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog
     common = SimpleNamespace(cpu=True, bf16=True)
     ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()
     assert ("multiplies bfloat16 numbers" in caplog.text) is slow
+    caplog.clear()
+    for path, warned in (("model.pt", slow), (None, False)):  # an evaluation; a training is later
+        cfg = SimpleNamespace(common=common, common_eval=SimpleNamespace(path=path))
+        cpu._choosing(lambda cfg: None)(cfg)
+        assert ("multiplies bfloat16 numbers" in caplog.text) is warned
+        caplog.clear()
 
 
 COUNT_FAULTS = """
