@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
-from fairseq.models import BaseFairseqModel, FairseqDecoder, FairseqEncoderDecoderModel
+from fairseq import models
 from fairseq.models import lstm as fairseq_lstm
 from fairseq.models import transformer as fairseq_transformer
+from fairseq.models.bart import BARTModel
+from fairseq.models.transformer_align import TransformerAlignModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -313,13 +315,13 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         return LossForm(asked == "blockwise", "as the flags ask for")
     if options.gradient_gating:
         return LossForm(False, "--gradient-gating needs the scores of all words")
+    if obstacle is not None:
+        return LossForm(False, obstacle)
     head = head_of(model)
     if getattr(head, "own_loss", False):
         return LossForm(True, f"{type(head).__name__} has a loss of its own")
     if criterion.report_accuracy:
         return LossForm(False, "--report-accuracy needs the scores of all words")
-    if obstacle is not None:
-        return LossForm(False, obstacle)
     parameter = next(model.parameters())
     device = parameter.device
     if device.type == "cpu":
@@ -341,11 +343,22 @@ _OUTPUT_LAYERS = (
     fairseq_transformer.TransformerDecoderBase.output_layer,
     fairseq_lstm.LSTMDecoder.output_layer,
 )
+# The forward passes, of models and decoders, that return what the output layer does.
+_FORWARD_PASSES = (
+    models.FairseqEncoderDecoderModel.forward,
+    models.FairseqLanguageModel.forward,
+    fairseq_transformer.TransformerModelBase.forward,
+    TransformerAlignModel.forward,
+    BARTModel.forward,
+    fairseq_lstm.LSTMModel.forward,
+    fairseq_transformer.TransformerDecoderBase.forward,
+    fairseq_lstm.LSTMDecoder.forward,
+)
 # The softmax of whatever the output layer returns.
 _PROBABILITIES = (
-    BaseFairseqModel,
-    FairseqDecoder,
-    FairseqEncoderDecoderModel,
+    models.BaseFairseqModel,
+    models.FairseqDecoder,
+    models.FairseqEncoderDecoderModel,
     fairseq_transformer.TransformerModelBase,
 )
 
@@ -360,6 +373,12 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
     name = type(decoder).__name__
     if not calls_output_layer(decoder):
         return f"{name} calls no output_layer"
+    for owner in (model, decoder):
+        forward = type(owner).forward
+        if forward not in _FORWARD_PASSES and not forward.__module__.startswith(
+            "spectral_fairseq."
+        ):
+            return f"{type(owner).__name__} has a forward pass of its own"
     head = head_of(model)
     if isinstance(head, Head):
         return None

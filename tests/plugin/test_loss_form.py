@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerDecoder
+from fairseq.models.transformer import TransformerDecoder, TransformerModel
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood import Blockwise
@@ -78,6 +78,18 @@ class Tempered(TransformerDecoder):
         return super().get_normalized_probs((net_output[0] / 2, None), log_probs, sample)
 
 
+class Sharpened(TransformerDecoder):
+    def forward(self, *args, **kwargs):
+        scores, extra = super().forward(*args, **kwargs)
+        return 2 * scores, extra
+
+
+class SharpenedModel(TransformerModel):
+    def forward(self, *args, **kwargs):
+        scores, extra = super().forward(*args, **kwargs)
+        return 2 * scores, extra
+
+
 class Layer(torch.nn.Linear):
     def forward(self, features):
         return 2 * super().forward(features)
@@ -85,20 +97,23 @@ class Layer(torch.nn.Linear):
 
 def obscured(task, change):
     model = any_model(task, "transformer shared")
-    change(model.decoder)
+    change(model)
     return model
 
 
-def weight_normed(decoder):
+def weight_normed(model):
+    decoder = model.decoder
     with torch.no_grad():
         decoder.output_projection.weight[1] = 1.0  # of padding, which has no direction
     torch.nn.utils.weight_norm(decoder.output_projection)
 
 
 @pytest.mark.parametrize("change, why", [
-    (lambda decoder: setattr(decoder, "__class__", Scaled), "output_layer of its own"),
-    (lambda decoder: setattr(decoder, "__class__", Tempered), "probabilities in its own way"),
-    (lambda decoder: setattr(decoder.output_projection, "__class__", Layer), "no plain one"),
+    (lambda model: setattr(model.decoder, "__class__", Scaled), "output_layer of its own"),
+    (lambda model: setattr(model.decoder, "__class__", Tempered), "probabilities in its own way"),
+    (lambda model: setattr(model.decoder, "__class__", Sharpened), "forward pass of its own"),
+    (lambda model: setattr(model, "__class__", SharpenedModel), "forward pass of its own"),
+    (lambda model: setattr(model.decoder.output_projection, "__class__", Layer), "no plain one"),
     (weight_normed, "no plain one"),
 ])  # fmt: skip
 def test_what_might_be_another_loss_stays_dense(task, change, why):
