@@ -103,6 +103,8 @@ def _share(control: SpectrumControl, optimizer: Any) -> float:
         group for group in groups if any(parameter is weight for parameter in group["params"])
     ]
     group = (table_groups or groups)[0]
+    if group["lr"] is None:  # Adafactor chooses its rate itself
+        return 1.0
     group.setdefault("initial_lr", float(group["lr"]))
     highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
     return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0

@@ -224,6 +224,13 @@ def test_each_of_several_controls_is_resumed(transformers, trainer, tmp_path):
         two.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-4"))
 
 
+def test_an_optimiser_without_a_rate_has_the_full_share():
+    """Adafactor with relative_step keeps None."""
+    layer = torch.nn.Linear(4, 9)
+    optimizer = SimpleNamespace(param_groups=[{"params": [layer.weight], "lr": None}])
+    assert module._share(SpectrumControl(layer), optimizer) == 1.0
+
+
 def test_the_share_of_a_schedule_that_keeps_no_highest_rate():
     """ReduceLROnPlateau keeps none in the optimiser, and the share stayed at 1."""
     weight = torch.nn.Parameter(torch.eye(5, 3))
