@@ -23,6 +23,7 @@ from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.modules import (
     check_not_sharded,
+    forward_of,
     is_of_peft,
     keep_layers,
     let_replace,
@@ -172,6 +173,7 @@ def _linear(model: nn.Module, use: str) -> nn.Module:
     layer: Any = output_layer(model)
     adapted = use == "fused_loss_" and is_of_peft(layer) and hasattr(layer, "lora_A")
     if adapted and isinstance(getattr(layer, "base_layer", None), nn.Linear):
+        _check_forward(layer.base_layer, use)
         with_adapters(layer, layer.weight)  # which may refuse
         check_not_sharded(layer.weight)
         return layer  # type: ignore[no-any-return]
@@ -188,9 +190,25 @@ def _linear(model: nn.Module, use: str) -> nn.Module:
             f"a {kind.__module__}.{kind.__qualname__}",
             remedy,
         )
+    _check_forward(layer, use)
     if not isinstance(layer, FactoredLayer):
         check_not_sharded(layer.weight)
     return layer
+
+
+def _check_forward(layer: nn.Module, use: str) -> None:
+    """Refuse a layer derived from ``nn.Linear`` that computes something else than W h + b.
+
+    The loss takes its weight as it is, without what the layer does to it or to h: a factor (muP), a
+    rounding (quantisation-aware training), or the lengths (cosine heads).
+    """
+    if forward_of(layer) is not nn.Linear.forward:
+        kind = type(layer)
+        raise UnsupportedError(
+            f"an output layer whose forward pass is that of nn.Linear, for {use}",
+            f"a {kind.__module__}.{kind.__qualname__}, which has its own",
+            "Use the model's own loss.",
+        )
 
 
 def plain_(model: nn.Module) -> None:

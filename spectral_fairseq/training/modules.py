@@ -88,6 +88,11 @@ def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[LayerMixin], .
     return layer.parts if isinstance(layer, LayerMixin) else (type(layer), ())
 
 
+def forward_of(layer: nn.Module) -> Any:
+    """The forward pass of a layer's class, without mixins."""
+    return _parts(layer)[0].forward
+
+
 def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Put a mixin before the class of a layer."""
     base, mixins = _parts(layer)

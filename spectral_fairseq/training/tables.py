@@ -32,6 +32,7 @@ from spectral_fairseq.training.modules import (
     check_not_sharded,
     check_table,
     excluded_rows,
+    forward_of,
     keep_layers,
     output_layer,
     put_on,
@@ -257,10 +258,9 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
 
 
 def _kind_of_use(layer: nn.Module) -> Any:
-    base = layer.parts[0] if isinstance(layer, LayerMixin) else type(layer)
-    if base.forward is nn.Embedding.forward:
+    if forward_of(layer) is nn.Embedding.forward:
         return FactoredLookUp
-    return FactoredLinear if base.forward is nn.Linear.forward else FactoredLayer
+    return FactoredLinear if forward_of(layer) is nn.Linear.forward else FactoredLayer
 
 
 def take_tables_off(model: nn.Module) -> None:

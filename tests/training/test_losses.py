@@ -18,6 +18,7 @@ from spectral_fairseq.training import (
     fused_loss_,
     mixture_,
     plain_,
+    weight_norm_,
 )
 from tests.reference import row_penalties as reference
 from tests.training.models import (
@@ -313,6 +314,24 @@ def test_indices_of_any_type_are_labels():
     own = loss(model(IDS), IDS)
     for dtype in (torch.uint8, torch.int32):
         assert torch.equal(loss(model(IDS), IDS.to(dtype)), own)
+
+
+class Readout(nn.Linear):
+    """As of muP, whose factor depends on the width."""
+
+    def forward(self, input):
+        return super().forward(input * 0.5)
+
+
+@pytest.mark.parametrize("method", [fused_loss_, lambda model: mixture_(model, 2)])
+@pytest.mark.parametrize("table", [None, weight_norm_])
+def test_a_layer_with_a_forward_pass_of_its_own_is_refused(method, table):
+    model = Scores(lambda s: s, False)
+    model.lm_head = Readout(DIM, WORDS, bias=False)
+    if table is not None:
+        table(model)
+    with pytest.raises(UnsupportedError, match="forward pass is that of nn.Linear.*Readout"):
+        method(model)
 
 
 def test_a_hook_on_the_gradient_of_logits_is_refused():
