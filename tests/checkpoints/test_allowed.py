@@ -61,9 +61,11 @@ def test_fairseq_gets_its_own_object(tmp_path):
     dictionary = pytest.importorskip("fairseq.data.dictionary").Dictionary
     whole = dictionary()
     whole.add_symbol("word", 9)
-    torch.save({"kept": ([whole], {"same": whole})}, tmp_path / "c.pt")
+    saved = {"kept": ([whole], {"same": whole})}
+    saved["itself"] = saved
+    torch.save(saved, tmp_path / "c.pt")
     state = restored(torch_load(tmp_path / "c.pt"), "c.pt")
-    found = state["kept"][0][0]
+    found = state["itself"]["kept"][0][0]
     assert type(found) is dictionary and vars(found) == vars(whole)
     assert found.index("word") == 4
 

@@ -21,3 +21,4 @@ def test_flags_that_contain_a_text(capsys):
         found = re.findall(r"^  (--\S+)", capsys.readouterr().out, re.M)
         assert found == ["--spectrum-c2", "--spectrum-c2"]  # of SVD tables, and of plain ones
     assert main(["flags", "no such flag"]) == 1
+    assert capsys.readouterr().out == "No flag contains 'no such flag'.\n"

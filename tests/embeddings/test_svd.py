@@ -49,6 +49,7 @@ def test_the_factors_of_a_dense_table_are_orthonormal(n, d):
     module = SVDEmbedding.from_dense(weight, PAD, excluded_rows=(n - 1,))
     u_gram, v_gram = module.grams()
     assert float(orthogonality_penalty(u_gram, v_gram, (1, 1, 1, 1))) < 1e-6
+    torch.testing.assert_close(module.sigma.square().mean(), torch.tensor(1.0))
     # An automatic c1 now means the norm of the table that was given.
     keep = [i for i in range(n) if i not in (PAD, n - 1)]
     torch.testing.assert_close(module.prior().norm(), weight[keep].norm())

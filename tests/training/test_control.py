@@ -160,6 +160,17 @@ def test_the_table_of_the_moment_is_changed(transformers):
         assert SpectrumControl(torch.compile(model)).weight is model.lm_head.weight
 
 
+def test_a_model_that_got_its_memory_later():
+    """The norm of its table is that at the first step."""
+    model, weight = Straight(), nn.Parameter(Straight().lm_head.weight.detach() + 2.0)
+    options = {"every": 1, "decay": 0.5, "side": "both", "scale": "fixed", "excluded": (3,)}
+    later = SpectrumControl(model.to("meta"), **options)
+    model.to_empty(device="cpu").lm_head.weight.data.copy_(weight.detach())
+    for control in (later, SpectrumControl(weight, **options)):
+        control.step()
+    assert torch.equal(model.lm_head.weight, weight)
+
+
 def test_autocast_does_not_round_the_change():
     plain, mixed = table(), table()
     options = {"every": 1, "decay": 0.5, "slack": 1.0}
