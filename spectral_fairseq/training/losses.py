@@ -335,7 +335,11 @@ class ModelForward:
                 )
             return forward(**kwargs)
         if _reads_targets(model) and not _has_decoder_inputs(kwargs):
-            kwargs["decoder_input_ids"] = _shifted_right(model, labels)
+            shifted = _shifted_right(model, labels)
+            kwargs["decoder_input_ids"] = shifted
+            masks = model.config.model_type == "encoder-decoder"  # EncoderDecoderModel alone
+            if masks and kwargs.get("decoder_attention_mask") is None:
+                kwargs["decoder_attention_mask"] = shifted.ne(model.config.pad_token_id).long()
         total = kwargs.pop("num_items_in_batch", None)
         outputs = forward(**kwargs)
         loss = self.loss(outputs, labels, total)

@@ -22,6 +22,7 @@ from spectral_fairseq.training import (
 )
 from tests.reference import row_penalties as reference
 from tests.training.models import (
+    BERT,
     DIM,
     IDS,
     LABELS,
@@ -279,6 +280,25 @@ def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, tabl
     plain_(model)
     assert model.loss_function.__module__.startswith("transformers")
     torch.testing.assert_close(model(**given).loss, plain(**given).loss, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_masks_the_padding_that_it_makes_of_labels(transformers):
+    """EncoderDecoderModel does so where it is given labels and no inputs of the decoder."""
+    sides = [transformers.BertConfig(vocab_size=WORDS, **BERT) for _ in range(2)]
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*sides)
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    model = transformers.EncoderDecoderModel(config=config).train()
+    given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "labels": LABELS}
+    own = model(**given).loss
+    own.backward()
+    expected = gradients(model)
+    seen = torch.ones_like(IDS)
+    unmasked = model(**given, decoder_attention_mask=seen).loss
+    assert abs(float((unmasked - own).detach())) > 1e-6
+    fused_loss_(model)
+    check_loss(model, model(**given).loss, own, expected)
+    found = model(**given, decoder_attention_mask=seen).loss
+    torch.testing.assert_close(found, unmasked, rtol=1e-6, atol=1e-6)
 
 
 def test_a_wrapper_around_the_forward_pass_outlives_the_loss(transformers):
