@@ -169,7 +169,7 @@ def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
     if name == "translation_multi_simple_epoch":
         known = languages or _lines_of(task.get("lang_dict"), where) or pairs
         return _of_several_pairs(task, known)
-    if pairs and (task.get("encoder_langtok") is not None or task.get("decoder_langtok")):
+    if task.get("encoder_langtok") is not None or task.get("decoder_langtok"):
         return [f"__{language}__" for language in pairs]
     return []
 

@@ -88,10 +88,13 @@ def test_a_run_of_the_trainer_of_transformers(tmp_path, compared):
 
 
 @pytest.mark.parametrize("name, said", [
-    ("checkpoint1.pt", "at least two"), ("empty", "at least one checkpoint<epoch>.pt"),
+    ("checkpoint1.pt", "at least two"), ("model", "at least two"),
+    ("empty", "at least one checkpoint<epoch>.pt"),
 ])  # fmt: skip
 def test_nothing_to_compare(name, said, run_folder, command):
     (run_folder / "empty").mkdir()
+    (run_folder / "model").mkdir()
+    torch.save({"lm_head.weight": cone()}, run_folder / "model" / "pytorch_model.bin")
     assert said in command("compare", run_folder / name, rc=2)
 
 
