@@ -11,6 +11,7 @@ from typing import Any, Callable, List
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
@@ -159,7 +160,16 @@ LISTENING = Patch(
     ),
 )
 
-PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, GROUPS, STREAMS, CHOSEN_PRODUCTS, FUSED_ADAM)
+PATCHES = (
+    LISTENING,
+    TRAINING_COUNTS,
+    TABLE_KINDS,
+    GROUPS,
+    STREAMS,
+    CHOSEN_PRODUCTS,
+    FUSED_ADAM,
+    SHARED_SENTENCES,
+)
 
 
 def patch_for_features() -> List[Applied]:
