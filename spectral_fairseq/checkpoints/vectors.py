@@ -104,8 +104,11 @@ def tensor_of(array: np.ndarray, name: Any) -> Tensor:
     """The tensor that shares an array's memory.
 
     Raises:
-        DataError: torch does not have such numbers.
+        DataError: torch does not have such numbers, or some of them are masked.
     """
+    if np.ma.is_masked(array):
+        remedy = "Fill in their values first, for example with array.filled(0)."
+        raise DataError(f"an array without masked numbers as {name}", "a masked array", remedy)
     if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
         array = array.copy()
     try:

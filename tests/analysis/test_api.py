@@ -168,6 +168,7 @@ def test_a_report_is_written(tmp_path):
         (nn.ReLU(), {}, CheckpointError, "in the module ReLU; found none"),
         (torch.ones(9, 5, device="meta"), {}, ConfigurationError, "device meta"),
         (np.ones((9, 5), dtype=">f4"), {}, DataError, "byte order"),
+        (np.ma.masked_less(np.eye(9, 5), 1), {}, DataError, "found a masked array"),
         (nn.Linear(3, 4), {"seed": -1}, ConfigurationError, "seed"),
         (ROWS, {"colour": 1}, TypeError, "colour"),
         (ROWS, {"labels": ("a", "b")}, ConfigurationError, "1 different names"),
