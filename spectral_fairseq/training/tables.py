@@ -155,10 +155,8 @@ def weight_norm_(
     """
 
     def make(uses: Uses) -> WeightNormEmbedding:
-        if counts is not None and uses.weight.is_meta:
-            wanted = "a model with values, for lengths that start from `counts`"
-            found = "one on the device meta"
-            raise UnsupportedError(wanted, found, "Load or initialise the model first.")
+        if counts is not None:
+            _check_values(uses.weight, "lengths that start from `counts`")
         words, dim = uses.weight.shape
         counts_ = None if counts is None else _counted(counts)
         settings = {"sigma": sigma, "init_range": init_range, **options}
@@ -287,6 +285,12 @@ def take_tables_off(model: nn.Module) -> None:
             layer._modules.pop("table", None)
 
 
+def _check_values(weight: Tensor, use: str) -> None:
+    if weight.is_meta:
+        wanted, found = f"a model with values, for {use}", "one on the device meta"
+        raise UnsupportedError(wanted, found, "Load or initialise the model first.")
+
+
 def repair_(
     model: nn.Module,
     *,
@@ -317,7 +321,7 @@ def repair_(
     Raises:
         ConfigurationError: no output layer, an unknown choice, a table that is frozen or computed
             from other parameters.
-        UnsupportedError: a table of 16 bits, quantised, or split over devices.
+        UnsupportedError: a table of 16 bits, quantised, on the device meta, or split over devices.
     """
     changed_rows: Dict[str, List[int]] = {}
     planned = []
@@ -325,6 +329,7 @@ def repair_(
     for name, weight in _tables(model).items():
         check_not_sharded(weight)
         check_table(weight, "repair_")
+        _check_values(weight, "repair_")
         left_out = rows_of_padding(inner, weight) if excluded is None else excluded
         chosen = torch.tensor(
             excluded_rows(left_out, len(weight)), dtype=torch.long, device=weight.device

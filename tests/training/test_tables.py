@@ -17,6 +17,7 @@ from spectral_fairseq.training import (
     fused_loss_,
     mixture_,
     plain_,
+    repair_,
     weight_norm_,
 )
 from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
@@ -181,6 +182,8 @@ def test_on_the_device_meta(transformers, kind):
     model.load_state_dict(source.state_dict())
     with pytest.raises(UnsupportedError, match="meta"), torch.device("meta"):
         weight_norm_(build(transformers), [2.0] * WORDS)
+    with pytest.raises(UnsupportedError, match="repair_; found .* meta"), torch.device("meta"):
+        repair_(build(transformers))
     # Buffers that no checkpoint holds are a matter of transformers; the table has its own.
     assert torch.equal(model.lm_head.weight, source.lm_head.weight)
 
