@@ -1,14 +1,15 @@
-"""Beam search of a mixture of softmaxes against a single softmax.
+"""Beam search with a softmax, as bare fairseq searches, and with mixtures of softmaxes.
 
     python -m benchmarks.bench_decoding [--components 1 5 15] [--words N] [--repetitions N]
 
-Both translate the same random sentences with fairseq's own generator, beam 5, to the same fixed
-length, A B A B in one process; weights are random, so only the time means anything.
+All translate the same random sentences, beam 5, to the same fixed length, A B A B in one process;
+weights are random, so only the time means anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import statistics
 from types import SimpleNamespace
 from typing import Any, Callable, Dict
@@ -30,11 +31,12 @@ from benchmarks.harness import (
     print_table,
 )
 
-SENTENCES, LENGTH, BEAM = 16, 20, 5
+LENGTH, BEAM = 20, 5
+Search = Callable[..., Any]
 
 
-def generate(
-    dictionary: Any, head: str, components: int, args: argparse.Namespace
+def searching(
+    dictionary: Any, head: str, components: int, args: argparse.Namespace, search: Search
 ) -> Callable[[], None]:
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -56,16 +58,17 @@ def generate(
     generator = SequenceGenerator(
         [model], dictionary, beam_size=BEAM, max_len_a=0, max_len_b=LENGTH, min_len=LENGTH
     )
-    source = torch.randint(4, len(dictionary), (SENTENCES, LENGTH)).to(args.device)
+    source = torch.randint(4, len(dictionary), (args.sentences, LENGTH)).to(args.device)
     sample = {
         "net_input": {
             "src_tokens": source,
-            "src_lengths": torch.full((SENTENCES,), LENGTH).to(args.device),
+            "src_lengths": torch.full((args.sentences,), LENGTH).to(args.device),
         }
     }
 
+    @torch.no_grad()
     def run() -> None:
-        generator.forward(sample)
+        search(generator, [model], sample)
 
     return run
 
@@ -73,30 +76,33 @@ def generate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--components", type=positive, nargs="+", default=[1, 5, 15])
+    parser.add_argument("--sentences", type=positive, default=16, help="of a batch")
     parser.add_argument("--words", type=positive, default=10_000)
     parser.add_argument("--dim", type=positive, default=512)
     parser.add_argument("--repetitions", type=positive, default=3)
     add_device_options(parser)
     args = parser.parse_args()
     dictionary = vocabulary(args.words)
+    ours = SequenceGenerator.generate
     alternatives: Dict[str, Callable[[], None]] = {
-        "softmax": generate(dictionary, "softmax", 1, args)
+        "softmax": searching(dictionary, "softmax", 1, args, ours),
+        "softmax, bare fairseq": searching(dictionary, "softmax", 1, args, inspect.unwrap(ours)),
     }
     for components in args.components:
-        alternatives[f"mos, K = {components}"] = generate(dictionary, "mos", components, args)
+        name = f"mos, K = {components}"
+        alternatives[name] = searching(dictionary, "mos", components, args, ours)
     times = paired_times(alternatives, args.repetitions)
     rows = [
         {
             "output": name,
-            "tokens/s": SENTENCES * LENGTH / statistics.median(seconds),
+            "tokens/s": args.sentences * LENGTH / statistics.median(seconds),
             "times softmax": median_ratio(seconds, times["softmax"]),
         }
         for name, seconds in times.items()
     ]
     print_table(rows)
-    print_result(
-        "decoding", words=args.words, dim=args.dim, beam=BEAM, precision=args.precision, rows=rows
-    )
+    sizes = {name: getattr(args, name) for name in ("sentences", "words", "dim", "precision")}
+    print_result("decoding", beam=BEAM, rows=rows, **sizes)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ def test_block_memory(figures, monkeypatch):
 @pytest.mark.slow
 def test_decoding(figures):
     flags = ("--components", 2, "--words", 50, "--dim", 16, "--repetitions", 1)
-    assert len(figures(bench_decoding, *flags)["rows"]) == 2
+    assert len(figures(bench_decoding, *flags)["rows"]) == 3
 
 
 @pytest.mark.parametrize("components", [0, 2])
