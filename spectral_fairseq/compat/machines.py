@@ -215,12 +215,17 @@ def _unneeded_bf16_evaluation() -> Optional[str]:
     return "this fairseq evaluates in bfloat16" if converts else None
 
 
+def evaluates(cfg: Any) -> bool:
+    """Whether a configuration is that of a command that evaluates a model."""
+    return bool(getattr(getattr(cfg, "common_eval", None), "path", None))
+
+
 @wrapping
 def prepared_in_bfloat16(
     model: Any, cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
 ) -> Any:
     """Wrap ``BaseFairseqModel.prepare_for_inference_``, which gets the command's configuration."""
-    if cfg.common.bf16 and cfg.common_eval.path:
+    if evaluates(cfg) and cfg.common.bf16:
         model.bfloat16()
     return original(model, cfg, *args, **kwargs)
 
@@ -239,7 +244,7 @@ def loading_in_bfloat16(cfg: Any, *args: Any, original: Callable[..., Any], **kw
         models, *others = load(*args, **kwargs)
         return [model.bfloat16() for model in models], *others
 
-    if cfg.common.bf16 and cfg.common_eval.path:
+    if evaluates(cfg) and cfg.common.bf16:
         checkpoint_utils.load_model_ensemble_and_task = load_in_bfloat16
     try:
         return original(cfg, *args, **kwargs)

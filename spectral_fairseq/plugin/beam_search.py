@@ -4,7 +4,7 @@ fairseq repeats the encoder's output for each beam, and copies it at every step,
 a sentence stay equal. Its attention has a form in which the beams of a sentence share keys and
 values, ``set_beam_size``, which it uses for BART alone. While ``SequenceGenerator.generate`` runs,
 
-1. every Transformer's attention over the encoder's output has that form;
+1. every Transformer's attention over the encoder's output has that form, where it is faster;
 2. the encoder's output is copied only when sentences have left the batch.
 
 The scores equal fairseq's up to rounding.
@@ -12,36 +12,54 @@ The scores equal fairseq's up to rounding.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from fairseq.modules import MultiheadAttention
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase as _DecoderLayer
 from fairseq.sequence_generator import EnsembleModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 
-
-def _attentions_over_encoder(model: nn.Module) -> List[Any]:
-    layers = (each for each in model.modules() if isinstance(each, TransformerDecoderLayerBase))
-    attentions = [getattr(layer, "encoder_attn", None) for layer in layers]
-    return [attention for attention in attentions if isinstance(attention, MultiheadAttention)]
+# Numbers in an encoder's repeated output from which sharing is faster. It has more operations.
+SHARED_FROM = 2**17
 
 
-def _copying_when_sentences_leave(beams: int, reorder: Callable[..., Any]) -> Callable[..., Any]:
-    """``EnsembleModel.reorder_encoder_out`` for one batch: its first call repeats the sentences."""
-    rows = 0  # of the encoder's output, once it is repeated
+class _Sentences:
+    """What is done to one batch: :meth:`reorder` replaces the method of an ``EnsembleModel``."""
 
-    def reordered(encoded: Any, order: Tensor) -> Any:
-        nonlocal rows
-        sentences = torch.arange(len(order), device=order.device) // beams
-        if len(order) == rows and torch.equal(order // beams, sentences):
+    def __init__(self, ensemble: EnsembleModel, beams: int) -> None:
+        self.beams = beams
+        self.reorder_all = ensemble.reorder_encoder_out
+        self.rows = 0  # of the encoder's output, once it is repeated
+        layers = (each for each in ensemble.modules() if isinstance(each, _DecoderLayer))
+        attentions = (getattr(layer, "encoder_attn", None) for layer in layers)
+        self.attentions = [each for each in attentions if isinstance(each, MultiheadAttention)]
+        self.found = [attention.beam_size for attention in self.attentions]
+
+    def reorder(self, encoded: Any, order: Tensor) -> Any:
+        """Repeat the sentences in the first call, and copy rows only if sentences have left."""
+        sentences = torch.arange(len(order), device=order.device) // self.beams
+        if len(order) == self.rows and torch.equal(order // self.beams, sentences):
             return encoded
-        rows = len(order)
-        return reorder(encoded, order)
+        reordered = self.reorder_all(encoded, order)
+        if not self.rows and min(map(_size, reordered), default=0) >= SHARED_FROM:
+            for attention in self.attentions:
+                attention.beam_size = self.beams
+        self.rows = len(order)
+        return reordered
 
-    return reordered
+    def leave(self) -> None:
+        """Leave the attentions as they were found."""
+        for attention, beams in zip(self.attentions, self.found):
+            attention.beam_size = beams
+
+
+def _size(encoded: Any) -> int:
+    """How many numbers an encoder has returned, if it is as a Transformer's."""
+    features = encoded.get("encoder_out", []) if isinstance(encoded, dict) else []
+    return sum(tensor.numel() for tensor in features)
 
 
 @wrapping
@@ -50,24 +68,18 @@ def sharing_sentences(
 ) -> Any:
     """Wrap ``SequenceGenerator.generate``, and leave the models as they were found.
 
-    The methods of the ensemble are replaced on the object, because TorchScript compiles the class.
+    The method of the ensemble is replaced on the object, because TorchScript compiles the class.
     """
-    ensemble, beams = generator.model, generator.beam_size
+    ensemble = generator.model
     if type(ensemble) is not EnsembleModel:
         return original(generator, *args, **kwargs)
-    attentions = _attentions_over_encoder(ensemble)
-    found = [attention.beam_size for attention in attentions]
-    for attention in attentions:
-        attention.beam_size = beams
-    ensemble.reorder_encoder_out = _copying_when_sentences_leave(
-        beams, ensemble.reorder_encoder_out
-    )
+    sentences = _Sentences(ensemble, generator.beam_size)
+    ensemble.reorder_encoder_out = sentences.reorder
     try:
         return original(generator, *args, **kwargs)
     finally:
         del ensemble.reorder_encoder_out
-        for attention, before in zip(attentions, found):
-            attention.beam_size = before
+        sentences.leave()
 
 
 def _unneeded_sharing() -> Optional[str]:

@@ -18,6 +18,7 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from spectral_fairseq.compat.machines import evaluates
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.functional.float32_products import (
@@ -122,7 +123,7 @@ def _choosing(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any)
     try:
         if _on_cpu(cfg.common) or CHOICE.asked == "fast":
             CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
-        if _on_cpu(cfg.common) and cfg.common_eval.path:
+        if _on_cpu(cfg.common) and evaluates(cfg):
             warn_of_slow_bfloat16(cfg.common)
         return original(cfg, *args, **kwargs)
     finally:

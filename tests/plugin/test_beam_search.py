@@ -7,12 +7,18 @@ import torch
 from fairseq.modules import MultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
 
+from spectral_fairseq.plugin import beam_search
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from tests.plugin.conftest import LONGEST_FIRST, any_model, make_sample
 
 pytestmark = pytest.mark.skipif(
     SHARED_SENTENCES.unneeded() is not None, reason=str(SHARED_SENTENCES.unneeded())
 )
+
+
+@pytest.fixture(autouse=True)
+def _every_batch_is_large(monkeypatch):
+    monkeypatch.setattr(beam_search, "SHARED_FROM", 1)
 
 
 def translator(task, *names, beams=3, attends=False, **options):
@@ -83,28 +89,32 @@ def test_some_sentences_end_before_others(task):
     assert len(sizes) > 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_models_are_left_as_they_were(fails, task, monkeypatch):
+@pytest.mark.parametrize("fails, shared_from, beams", [
+    (False, 288, 3), (True, 288, 3), (False, 289, 1),
+])  # fmt: skip
+def test_the_models_are_left_as_they_were(fails, shared_from, beams, task, monkeypatch):
+    """Three sentences of six words, three beams and 16 features are 864 numbers."""
+    monkeypatch.setattr(beam_search, "SHARED_FROM", 3 * shared_from)
     generator = translator(task, "svd")
     attentions = [
         module for module in generator.model.modules() if isinstance(module, MultiheadAttention)
     ]
     seen = []
 
-    def generate(self, sample, *args, **kwargs):
-        seen.extend(module.beam_size for module in attentions)
+    def decode(*args, **kwargs):
+        seen.append([module.beam_size for module in attentions])
         if fails:
             raise RuntimeError("out of memory")
-        return generate_in_beams(self, sample, *args, **kwargs)
+        return decode_in_beams(*args, **kwargs)
 
-    generate_in_beams = SequenceGenerator._generate
-    monkeypatch.setattr(SequenceGenerator, "_generate", generate)
+    decode_in_beams = generator.model.forward_decoder
+    monkeypatch.setattr(generator.model, "forward_decoder", decode)
     try:
         generator.generate(generator.model.models, make_sample(task))
     except RuntimeError as error:
         assert fails, error
-    over_encoder = [3 if module.encoder_decoder_attention else 1 for module in attentions]
-    assert seen == over_encoder and 3 in seen
+    expected = [beams if module.encoder_decoder_attention else 1 for module in attentions]
+    assert seen and all(sizes == expected for sizes in seen)
     assert all(module.beam_size == 1 for module in attentions)
     assert "reorder_encoder_out" not in vars(generator.model)
 
