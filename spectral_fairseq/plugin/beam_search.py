@@ -7,11 +7,13 @@ values, ``set_beam_size``, which it uses for BART alone. While ``SequenceGenerat
 1. every Transformer's attention over the encoder's output has that form, where it is faster;
 2. the encoder's output is copied only when sentences have left the batch.
 
-The scores equal fairseq's up to rounding.
+The scores equal fairseq's up to rounding. Servers translate with one model in several threads, and
+it has one form at a time: outside of the main thread, where commands run, all is as in fairseq.
 """
 
 from __future__ import annotations
 
+from threading import current_thread, main_thread
 from typing import Any, Callable, Optional
 
 import torch
@@ -71,7 +73,7 @@ def sharing_sentences(
     The method of the ensemble is replaced on the object, because TorchScript compiles the class.
     """
     ensemble = generator.model
-    if type(ensemble) is not EnsembleModel:
+    if type(ensemble) is not EnsembleModel or current_thread() is not main_thread():
         return original(generator, *args, **kwargs)
     sentences = _Sentences(ensemble, generator.beam_size)
     ensemble.reorder_encoder_out = sentences.reorder

@@ -1,6 +1,8 @@
 """Beams that share a sentence: translations equal fairseq's, and models are left as they were."""
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -117,6 +119,38 @@ def test_the_models_are_left_as_they_were(fails, shared_from, beams, task, monke
     assert seen and all(sizes == expected for sizes in seen)
     assert all(module.beam_size == 1 for module in attentions)
     assert "reorder_encoder_out" not in vars(generator.model)
+
+
+def test_threads_translate_with_one_model_as_in_fairseq(task):
+    few = translator(task, "svd", beams=2)
+    many = SequenceGenerator(
+        few.model.models, task.target_dictionary, beam_size=4, max_len_b=12, min_len=1
+    )
+    sample = make_sample(task, (*LONGEST_FIRST, (2, 3)))
+    bare = inspect.unwrap(SequenceGenerator.generate)
+    with torch.no_grad():
+        expected = [bare(each, [], sample) for each in (few, many)]
+    together = Barrier(2)
+
+    def translate(generator):
+        reorder, started = generator.model.reorder_encoder_out, []
+
+        def wait_once(*args):
+            if not started:
+                started.append(together.wait(timeout=60))
+            return reorder(*args)
+
+        generator.model.reorder_encoder_out = wait_once
+        return SequenceGenerator.generate(generator, [], sample)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(translate, (few, many)))
+    for ours, theirs in zip(found, expected):
+        assert [[each["tokens"].tolist() for each in one] for one in ours] == [
+            [each["tokens"].tolist() for each in one] for one in theirs
+        ]
+    attentions = [each for each in few.model.modules() if isinstance(each, MultiheadAttention)]
+    assert all(attention.beam_size == 1 for attention in attentions)
 
 
 def test_torchscript_compiles_the_generator(task):
