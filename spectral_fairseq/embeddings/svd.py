@@ -18,7 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
+from spectral_fairseq.embeddings.table import (
+    FactoredEmbedding,
+    FactorMeasures,
+    TableSpec,
+    linear,
+)
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
 from spectral_fairseq.functional.products import check_finite, full_float32, rows_outside
 from spectral_fairseq.functional.spectra import gram, table_gram
@@ -237,7 +242,7 @@ class SVDEmbedding(FactoredEmbedding):
 
         x = (h V) sigma, shape (*, d), and M = U, shape (N, d): W is never built.
         """
-        return torch.matmul(features, self.V / self.v_scale) * self.sigma, self.U
+        return linear(features, (self.V / self.v_scale).t()) * self.sigma, self.U
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""

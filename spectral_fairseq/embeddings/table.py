@@ -92,6 +92,25 @@ def counted_from_start(row: Any, num_embeddings: int) -> int:
     return int(row) % num_embeddings
 
 
+def linear(features: Tensor, matrix: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """``F.linear`` as one product of matrices, whatever the order in memory.
+
+    Without gradients torch may multiply features that are not in order by a copy of the matrix for
+    each of their first dimension, which fairseq's decoders give: for V = 9,992 and d = 512 that is
+    10 MB for each row of a step of beam search in bfloat16.
+
+    Args:
+        features: shape (*, d).
+        matrix: shape (N, d).
+        bias: shape (N,).
+
+    Returns:
+        Shape (*, N).
+    """
+    rows = features.reshape(-1, features.size(-1))
+    return F.linear(rows, matrix, bias).view(list(features.shape[:-1]) + [matrix.size(0)])
+
+
 class Table(nn.Module):
     """Base class of embedding tables W of N words and d dimensions.
 
@@ -217,7 +236,7 @@ class Table(nn.Module):
             Shape (*, N).
         """
         rows, matrix = self.operands(features)
-        return F.linear(rows, matrix, bias)
+        return linear(rows, matrix, bias)
 
     def norms(self) -> Tensor:
         """||W_k|| of every row, float32, shape (N,)."""

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook, linear
 from spectral_fairseq.errors import check_count, check_range
 from spectral_fairseq.functional.products import check_finite
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
@@ -201,9 +201,9 @@ class WeightNormEmbedding(FactoredEmbedding):
             Shape (*, N).
         """
         if features.numel() >= self.embedding_dim * self.embedding_dim:
-            return F.linear(features, self.dense(), bias)
+            return linear(features, self.dense(), bias)
         scale = self.g / _lengths(self.v).squeeze(1)  # [N]
-        logits = F.linear(features, self.v) * scale  # [*, N]
+        logits = linear(features, self.v) * scale  # [*, N]
         return logits if bias is None else logits + bias
 
     def dense(self) -> Tensor:

@@ -90,6 +90,18 @@ def test_logits_equal_the_dense_product_for_few_and_for_many_tokens(kind, shape,
 
 
 @every_kind
+@pytest.mark.parametrize("count", [1, 40])
+def test_features_out_of_order_take_one_product(kind, count):
+    """As fairseq's decoders return them; torch would take a product, and a table, for each row."""
+    frozen = table(kind).requires_grad_(False)
+    features = torch.randn(1, count, 5).transpose(0, 1)
+    with torch.no_grad(), torch.profiler.profile() as profiled:
+        found = frozen.project(features)
+    assert not [event for event in profiled.events() if event.name == "aten::bmm"]
+    assert_equals(kind, found, features[:, 0].mm(frozen.weight.t()).unsqueeze(1))
+
+
+@every_kind
 @pytest.mark.parametrize("length", [2, 4])
 def test_gradcheck(kind, length):
     torch.manual_seed(0)
