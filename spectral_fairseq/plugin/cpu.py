@@ -214,8 +214,11 @@ _MADV_HUGEPAGE = 14
 _MOST_ADDRESSES = 2**36
 
 
+@cache  # Growing a heap that lies in huge pages would use one of them for each block.
 def use_huge_pages(block: int) -> int:
     """Let glibc's heap grow in huge pages, where Linux gives them to programs that ask only.
+
+    This is done once in a process, in which several commands may run.
 
     Args:
         block: a size in bytes for which glibc takes memory of its heap.

@@ -220,6 +220,34 @@ def test_tensors_lie_in_huge_pages(tmp_path):
     assert addresses > 1000 and mib >= 64  # 128, less where memory is in pieces
 
 
+SEVERAL_COMMANDS = """
+import torch
+from pathlib import Path
+from spectral_fairseq.plugin import cpu
+def mib():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Rss:")) // 1024
+cpu.KEPT_BYTES = cpu._OLDER_LIMIT  # of which the heap has most blocks
+cpu.keep_freed_memory()
+values, grown = [], []
+for _ in range(4):
+    values.append(torch.ones(3 * 2**20))
+    before = mib()
+    cpu.keep_freed_memory()
+    grown.append(mib() - before)
+print(max(grown))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not gives_huge_pages(), reason="needs Linux with huge pages for those who ask")
+def test_further_commands_of_a_process_take_no_more_memory():
+    environment = {k: v for k, v in os.environ.items() if k not in cpu.ALLOCATOR_VARIABLES}
+    argv = [sys.executable, "-c", SEVERAL_COMMANDS]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 32
+
+
 # Adam in one pass
 
 
