@@ -60,8 +60,8 @@ class _Sentences:
 
 def _size(encoded: Any) -> int:
     """How many numbers an encoder has returned, if it is as a Transformer's."""
-    features = encoded.get("encoder_out", []) if isinstance(encoded, dict) else []
-    return sum(tensor.numel() for tensor in features)
+    features = encoded.get("encoder_out") if isinstance(encoded, dict) else None
+    return sum(tensor.numel() for tensor in features or ())
 
 
 @wrapping
