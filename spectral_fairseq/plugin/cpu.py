@@ -6,7 +6,6 @@ import ctypes
 import logging
 import math
 import os
-import resource
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -233,6 +232,8 @@ def use_huge_pages(block: int) -> int:
             return 0
     except OSError:  # another system, or a kernel without them
         return 0
+    import resource  # which Windows does not have
+
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         return 0

@@ -220,6 +220,12 @@ def test_tensors_lie_in_huge_pages(tmp_path):
     assert addresses > 1000 and mib >= 64  # 128, less where memory is in pieces
 
 
+def test_a_system_without_limits_loads_the_plugin():
+    """Windows has no module ``resource``."""
+    loads = "import sys; sys.modules['resource'] = None; import spectral_fairseq.plugin.cpu"
+    subprocess.run([sys.executable, "-c", loads], capture_output=True, check=True)
+
+
 SEVERAL_COMMANDS = """
 import torch
 from pathlib import Path
