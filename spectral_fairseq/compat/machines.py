@@ -210,7 +210,6 @@ BF16_WITHOUT_TPU = Patch(
 
 def _unneeded_bf16_evaluation() -> Optional[str]:
     generate = importlib.import_module("fairseq_cli.generate")
-
     converts = "common.bf16" in inspect.getsource(generate)
     return "this fairseq evaluates in bfloat16" if converts else None
 

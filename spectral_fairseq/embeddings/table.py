@@ -22,11 +22,10 @@ from typing import (
 )
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
-from spectral_fairseq.functional.products import check_finite, row_norms, widened
+from spectral_fairseq.functional.products import check_finite, linear, row_norms, widened
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
 
@@ -90,25 +89,6 @@ def counted_from_start(row: Any, num_embeddings: int) -> int:
             "has a row of padding.",
         )
     return int(row) % num_embeddings
-
-
-def linear(features: Tensor, matrix: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """``F.linear`` as one product of matrices, whatever the order in memory.
-
-    Without gradients torch may multiply features that are not in order by a copy of the matrix for
-    each of their first dimension, which fairseq's decoders give: for V = 9,992 and d = 512 that is
-    10 MB for each row of a step of beam search in bfloat16.
-
-    Args:
-        features: shape (*, d).
-        matrix: shape (N, d).
-        bias: shape (N,).
-
-    Returns:
-        Shape (*, N).
-    """
-    rows = features.reshape(-1, features.size(-1))
-    return F.linear(rows, matrix, bias).view(list(features.shape[:-1]) + [matrix.size(0)])
 
 
 class Table(nn.Module):

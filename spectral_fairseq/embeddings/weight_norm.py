@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook, linear
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
 from spectral_fairseq.errors import check_count, check_range
-from spectral_fairseq.functional.products import check_finite
+from spectral_fairseq.functional.products import check_finite, linear
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.options import Option
 

@@ -33,7 +33,6 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_shape
@@ -51,7 +50,7 @@ from spectral_fairseq.functional.blocks import (
     scaled_gradients,
     token_blocks,
 )
-from spectral_fairseq.functional.products import differentiable_once, outside_graphs
+from spectral_fairseq.functional.products import differentiable_once, linear, outside_graphs
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
@@ -101,7 +100,7 @@ def adaptive_log_probabilities(
     Returns:
         Shape (*, N), float32 (float64 for float64 input).
     """
-    scores = F.linear(contexts, matrix, bias)  # [*, N]
+    scores = linear(contexts, matrix, bias)  # [*, N]
     scores = scores.to(accumulation_dtype(scores.dtype))
     # The backward pass of split makes one gradient of N columns, that of slices would make J + 1.
     head_scores, *tail_scores = scores.split(piece_sizes(cutoffs, matrix.size(0)), -1)

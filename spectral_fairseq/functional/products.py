@@ -29,6 +29,7 @@ from functools import cache, wraps
 from typing import Any, Callable, Iterator, Optional, Tuple, Type, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -269,6 +270,25 @@ def checked_table(matrix: Tensor) -> Tensor:
             "Pass the embedding matrix, with one row for each word.",
         )
     return matrix.detach()
+
+
+def linear(features: Tensor, matrix: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """``F.linear`` as one product of matrices, whatever the order in memory.
+
+    Without gradients torch may multiply features that are not in order by a copy of the matrix for
+    each of their first dimension, which fairseq's decoders give: for V = 9,992 and d = 512 that is
+    10 MB for each row of a step of beam search in bfloat16.
+
+    Args:
+        features: shape (*, d).
+        matrix: shape (N, d).
+        bias: shape (N,).
+
+    Returns:
+        Shape (*, N).
+    """
+    rows = features.reshape(-1, features.size(-1))
+    return F.linear(rows, matrix, bias).view(list(features.shape[:-1]) + [matrix.size(0)])
 
 
 def widened(tensor: Tensor) -> Tensor:

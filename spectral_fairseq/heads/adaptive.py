@@ -18,6 +18,7 @@ from spectral_fairseq.functional.adaptive_loss import (
     check_cutoffs,
 )
 from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.heads.head import Head, HeadSpec
 from spectral_fairseq.options import Option
@@ -131,4 +132,4 @@ class AdaptiveSoftmaxHead(Head):
         return f"cutoffs={','.join(map(str, self.cutoffs))}"
 
     def _cluster_scores(self, features: Tensor) -> Tensor:
-        return nn.functional.linear(features, self.cluster_weight, self.cluster_bias)
+        return linear(features, self.cluster_weight, self.cluster_bias)

@@ -9,6 +9,7 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from spectral_fairseq.heads.head import SoftmaxHead
 from spectral_fairseq.options import arguments
 
@@ -97,8 +98,10 @@ def test_features_out_of_order_take_one_product(kind, count):
     features = torch.randn(1, count, 5).transpose(0, 1)
     with torch.no_grad(), torch.profiler.profile() as profiled:
         found = frozen.project(features)
+        adaptive = AdaptiveSoftmaxHead(frozen, [9, 20]).requires_grad_(False)(features)
     assert not [event for event in profiled.events() if event.name == "aten::bmm"]
     assert_equals(kind, found, features[:, 0].mm(frozen.weight.t()).unsqueeze(1))
+    assert adaptive.shape == found.shape
 
 
 @every_kind
