@@ -27,7 +27,7 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     dispersion_penalty,

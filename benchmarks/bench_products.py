@@ -20,13 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.harness import positive, print_result, print_table
-from spectral_fairseq.functional.float32_products import (
-    Products,
-    choose_products,
-    has_flash_kernel,
-    processor,
-    using_products,
-)
+from spectral_fairseq.functional.cpu_attention import has_flash_kernel
+from spectral_fairseq.functional.float32_products import Products, choose_products, using_products
+from spectral_fairseq.functional.processor import processor
 
 # Rows, inputs and outputs of a linear layer.
 LINEAR = [

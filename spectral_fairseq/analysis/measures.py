@@ -16,7 +16,7 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError, idle_flag
 from spectral_fairseq.functional.cosines import nearest_neighbours
-from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior
 
 # Points of the pictures of counts, which draw each of them.

@@ -25,14 +25,9 @@ from spectral_fairseq.functional.cosines import (
     mean_cosines,
     positive_share,
 )
-from spectral_fairseq.functional.products import (
-    cached_rows,
-    row_blocks,
-    row_lengths,
-    rows_from,
-    sample_rows,
-)
 from spectral_fairseq.functional.ranks import random_spectrum, upper_edge
+from spectral_fairseq.functional.row_blocks import cached_rows, row_blocks, sample_rows
+from spectral_fairseq.functional.row_norms import row_lengths, rows_from
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.rows import untrained_rows
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram

@@ -35,7 +35,8 @@ from spectral_fairseq.errors import (
     needs_extra,
 )
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.products import check_finite, row_norms, rows_outside
+from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.rows import new_rows, rows_to_repair
 
 # What plain fairseq itself stores for a table and for an output layer.

@@ -20,7 +20,7 @@ from spectral_fairseq.errors import (
     NotFairseqError,
     UntrustedError,
 )
-from spectral_fairseq.functional.products import BLOCK_ROWS
+from spectral_fairseq.functional.row_blocks import BLOCK_ROWS
 
 # Values of settings that are written as Python expressions, without running code.
 #

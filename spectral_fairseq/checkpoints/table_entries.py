@@ -21,7 +21,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
 from spectral_fairseq.errors import NotFairseqError
-from spectral_fairseq.functional.products import BLOCK_ROWS
+from spectral_fairseq.functional.row_blocks import BLOCK_ROWS
 
 # Modules that are, or contain, an input table or an output layer over words.
 INPUT_TABLES = frozenset(

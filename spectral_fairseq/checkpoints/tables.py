@@ -41,7 +41,7 @@ from spectral_fairseq.checkpoints.table_entries import (
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
-from spectral_fairseq.functional.products import check_finite, rows_outside
+from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 
 
 @dataclass

@@ -36,7 +36,7 @@ from spectral_fairseq.errors import (
     idle_flag,
 )
 from spectral_fairseq.functional.adaptation import DynamicRates
-from spectral_fairseq.functional.products import ProgressCallback
+from spectral_fairseq.functional.progress import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
     CACHE_THETAS,
     CACHE_WEIGHTS,

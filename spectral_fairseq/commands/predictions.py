@@ -26,8 +26,8 @@ from spectral_fairseq.functional.predictions import (
     hull_probability,
     origin_in_hull,
 )
-from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
+from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry

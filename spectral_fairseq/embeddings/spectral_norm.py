@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.functional.products import check_finite, widened
+from spectral_fairseq.functional.precision import widened
+from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.options import Option
 
 # Lower bound on sigma_max, to avoid division by zero.

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.products import check_finite, full_float32, linear, rows_outside
+from spectral_fairseq.functional.precision import full_float32
+from spectral_fairseq.functional.products import linear
+from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,

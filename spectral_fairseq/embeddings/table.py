@@ -25,7 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
-from spectral_fairseq.functional.products import check_finite, linear, row_norms, widened
+from spectral_fairseq.functional.precision import widened
+from spectral_fairseq.functional.products import linear
+from spectral_fairseq.functional.row_blocks import check_finite
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
 

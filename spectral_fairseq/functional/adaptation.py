@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.functional.products import widened
+from spectral_fairseq.functional.precision import widened
 
 
 def cache_probability(

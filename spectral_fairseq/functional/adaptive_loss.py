@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_shape
+from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -50,7 +51,7 @@ from spectral_fairseq.functional.blocks import (
     scaled_gradients,
     token_blocks,
 )
-from spectral_fairseq.functional.products import differentiable_once, linear, outside_graphs
+from spectral_fairseq.functional.products import linear
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
-from spectral_fairseq.functional.float32_products import HALVES
+from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
-    differentiable_once,
     has_wide_products,
     matmul_transposed,
 )

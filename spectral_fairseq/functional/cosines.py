@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_enough
-from spectral_fairseq.functional.products import (
+from spectral_fairseq.functional.products import matmul_transposed
+from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.row_blocks import (
     BLOCK_ROWS,
-    ProgressCallback,
     cached_rows,
     checked_table,
-    ignore_progress,
-    matmul_transposed,
     row_blocks,
-    rows_from,
-    rows_with_norms,
-    unit_rows,
 )
+from spectral_fairseq.functional.row_norms import rows_from, rows_with_norms, unit_rows
 from spectral_fairseq.functional.spectra import require_finite
 
 # The mean cosine between different words, the measure of representation degeneration.

@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.functional.products import differentiable_once
+from spectral_fairseq.functional.autograd import differentiable_once
 
 
 class Gates(NamedTuple):

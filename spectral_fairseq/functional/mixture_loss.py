@@ -49,6 +49,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_shape
+from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -66,7 +67,6 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.products import differentiable_once, outside_graphs
 from spectral_fairseq.functional.softmax_loss import Losses, adversarial_logits, unperturbed_nll
 
 SMALLEST_LINEAR = 1e-30

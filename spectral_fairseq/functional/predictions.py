@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import UnsupportedError, check_enough, needs_extra
 from spectral_fairseq.functional.cosines import covariance_from_gram, isoscore
-from spectral_fairseq.functional.products import SMALLEST_SHARE, unit_rows
+from spectral_fairseq.functional.row_norms import SMALLEST_SHARE, unit_rows
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
 #

@@ -22,13 +22,9 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError, check_enough
-from spectral_fairseq.functional.products import (
-    differentiable_once,
-    exact_norms,
-    full_float32,
-    unit_rows,
-    widened,
-)
+from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.precision import full_float32, widened
+from spectral_fairseq.functional.row_norms import exact_norms, unit_rows
 
 
 class _SquaredDirectionSum(torch.autograd.Function):
@@ -115,7 +111,7 @@ def weight_norm_penalty(
 
     Args:
         norms: ||W_j||, shape (n,), from
-            :func:`~spectral_fairseq.functional.products.row_norms` or from a table that
+            :func:`~spectral_fairseq.functional.row_norms.row_norms` or from a table that
             stores them.
         target: nu, one number or one for each word, shape (n,).
         excluded: indices of the rows to leave out (padding and the like), shape (m,).

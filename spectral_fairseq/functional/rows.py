@@ -33,15 +33,14 @@ from spectral_fairseq.errors import (
     check_enough,
     check_range,
 )
-from spectral_fairseq.functional.products import (
+from spectral_fairseq.functional.precision import widened
+from spectral_fairseq.functional.row_blocks import (
     BLOCK_ROWS,
-    SMALLEST_SHARE,
     cached_rows,
     checked_table,
-    row_lengths,
     rows_outside,
-    widened,
 )
+from spectral_fairseq.functional.row_norms import SMALLEST_SHARE, row_lengths
 
 
 class CentredProducts(NamedTuple):

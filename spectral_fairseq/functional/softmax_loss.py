@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_range
+from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -52,8 +53,8 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.float32_products import HALVES
-from spectral_fairseq.functional.products import differentiable_once, outside_graphs, row_norms
+from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.functional.row_norms import row_norms
 
 
 def softcapped(scores: Tensor, softcap: float) -> Tensor:

@@ -44,16 +44,10 @@ from spectral_fairseq.errors import (
     check_enough,
     check_shape,
 )
-from spectral_fairseq.functional.products import (
-    BLOCK_ROWS,
-    ProgressCallback,
-    checked_table,
-    differentiable_once,
-    full_float32,
-    ignore_progress,
-    row_blocks,
-    widened,
-)
+from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.precision import full_float32, widened
+from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, checked_table, row_blocks
 
 # Gram matrices M'M: of a whole matrix, with a gradient, and accumulated over blocks of rows.
 #

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_choice, check_range
-from spectral_fairseq.functional.products import full_float32
+from spectral_fairseq.functional.precision import full_float32
 from spectral_fairseq.functional.spectra import require_finite
 
 PRIORS = ("exponential", "polynomial")

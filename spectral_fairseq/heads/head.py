@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import UnsupportedError, check_range
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,

@@ -35,7 +35,7 @@ from spectral_fairseq.functional.mixture_loss import (
     log_mixture,
     mixture_cross_entropy,
 )
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,

@@ -21,7 +21,7 @@ from spectral_fairseq.functional.adaptation import (
     mean_of_means,
     step_sizes,
 )
-from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import (
     CacheGrid,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.adaptation import cache_probability, interpolate
-from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.awd_lstm import Carry
 
 # A corpus as contiguous streams that are read side by side, segment by segment.

@@ -13,7 +13,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.compat.resuming import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.products import multiply_
+from spectral_fairseq.functional.row_blocks import multiply_
 from spectral_fairseq.functional.table_control import (
     ControlRule,
     apply_change_,

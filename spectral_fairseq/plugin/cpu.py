@@ -19,13 +19,9 @@ from torch.optim.adamw import adamw
 
 from spectral_fairseq.compat.machines import evaluates
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.functional.dropout import fast_dropout
-from spectral_fairseq.functional.float32_products import (
-    Products,
-    choose_products,
-    processor,
-    set_products,
-)
+from spectral_fairseq.functional.fast_dropout import fast_dropout
+from spectral_fairseq.functional.float32_products import Products, choose_products, set_products
+from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.options import FLOAT32_PRODUCTS, Option
 from spectral_fairseq.plugin.listener import Listener
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.float32_products import HALVES
-from spectral_fairseq.functional.products import row_norms, widened
+from spectral_fairseq.functional.precision import HALVES, widened
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,

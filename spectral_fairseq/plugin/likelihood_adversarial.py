@@ -15,7 +15,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import UnsupportedError, arguments_as_flags
 from spectral_fairseq.functional.blocks import smoothing_weights
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_logits,

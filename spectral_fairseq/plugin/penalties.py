@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError, check_range, misspelt
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     dispersion_penalty,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, check_choice, check_range, listed
-from spectral_fairseq.functional.products import check_finite, row_norms
+from spectral_fairseq.functional.row_blocks import check_finite
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     mean_vector_penalty,

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
-from spectral_fairseq.functional.float32_products import HALVES
+from spectral_fairseq.functional.precision import HALVES
 
 # Usual names of an output layer, in models without get_output_embeddings().
 OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")

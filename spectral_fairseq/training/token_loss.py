@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
-from spectral_fairseq.functional.float32_products import HALVES
-from spectral_fairseq.functional.products import widened
+from spectral_fairseq.functional.precision import HALVES, widened
 from spectral_fairseq.functional.row_penalties import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead

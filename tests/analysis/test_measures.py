@@ -15,7 +15,7 @@ from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import measures as naive

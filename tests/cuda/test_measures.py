@@ -7,12 +7,12 @@ import torch
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.cosines import log_partition
+from spectral_fairseq.functional.precision import full_float32
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
     origin_in_hull,
 )
-from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.ranks import cumulative_share
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram
 from spectral_fairseq.plugin.control_trainer import renew_factors

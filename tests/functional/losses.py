@@ -12,7 +12,7 @@ import torch
 from spectral_fairseq.functional.adaptive_loss import adaptive_cross_entropy
 from spectral_fairseq.functional.consistency_loss import consistency_cross_entropy
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import adversarial_margin, blockwise_cross_entropy
 from tests.reference import losses as reference
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spectral_fairseq.functional.float32_products import (
+from spectral_fairseq.functional.cpu_attention import (
     LONG,
     LONG_WITH_AMX,
     attention_weights,
     choose_attention,
-    has_amx,
     has_flash_kernel,
 )
+from spectral_fairseq.functional.processor import has_amx
 
 if not has_flash_kernel():
     pytest.skip("this torch has no flash attention for CPUs", allow_module_level=True)
@@ -77,12 +77,12 @@ def test_every_form_is_the_same_attention(chosen, kind, length, dtype):
 
 
 def test_long_sequences_take_the_flash_kernel_with_mkl(chosen, monkeypatch):
-    from spectral_fairseq.functional import float32_products
+    from spectral_fairseq.functional import cpu_attention
 
     entered = []
-    enter = float32_products._WithMKL.__enter__
+    enter = cpu_attention._WithMKL.__enter__
     monkeypatch.setattr(
-        float32_products._WithMKL, "__enter__", lambda self: (entered.append(1), enter(self))[1]
+        cpu_attention._WithMKL, "__enter__", lambda self: (entered.append(1), enter(self))[1]
     )
     run(F.scaled_dot_product_attention, LONG - 1, torch.float32)
     run(F.scaled_dot_product_attention, LONG, torch.float32, dropout_p=0.1)

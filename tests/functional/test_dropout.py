@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.dropout import fast_dropout
+from spectral_fairseq.functional.fast_dropout import fast_dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

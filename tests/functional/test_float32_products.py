@@ -4,14 +4,14 @@ import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional import float32_products as products
+from spectral_fairseq.functional.cpu_attention import has_flash_kernel
 from spectral_fairseq.functional.float32_products import (
-    Processor,
     Products,
     choose_products,
     float32_products,
-    has_flash_kernel,
     using_products,
 )
+from spectral_fairseq.functional.processor import Processor
 
 pytestmark = pytest.mark.usefixtures("products_as_torch_comes")
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from spectral_fairseq.functional.adaptive_loss import adaptive_log_probabilities
 from spectral_fairseq.functional.consistency_loss import dense_consistency
 from spectral_fairseq.functional.mixture_loss import log_mixture
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import adversarial_margin
 from tests.functional.losses import ALPHA, EPSILON, LOSSES, PAD, Loss, adaptive, gradients, prior
 

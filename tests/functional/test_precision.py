@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     mean_vector_penalty,

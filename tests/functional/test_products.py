@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from spectral_fairseq.functional import products
-from spectral_fairseq.functional.products import multiply_, row_norms, unit_rows
+from spectral_fairseq.functional.row_blocks import multiply_
+from spectral_fairseq.functional.row_norms import row_norms, unit_rows
 from tests.functional.losses import LOSSES, gradients, leaves_and_targets
 
 
@@ -67,7 +68,7 @@ def test_a_loss_does_without_the_onednn_operator(monkeypatch):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float16, 1e-2)])
 def test_products_in_place_over_several_blocks(dtype, tolerance, monkeypatch):
-    monkeypatch.setattr("spectral_fairseq.functional.products.BLOCK_ROWS", 50)
+    monkeypatch.setattr("spectral_fairseq.functional.row_blocks.BLOCK_ROWS", 50)
     rows, matrix = torch.randn(123, 7), torch.randn(7, 7, dtype=torch.float64)
     product = rows.to(dtype)
     expected = product.double() @ matrix

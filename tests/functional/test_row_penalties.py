@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     cosine_penalty,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.functional.products import row_lengths
+from spectral_fairseq.functional.row_norms import row_lengths
 from spectral_fairseq.functional.rows import (
     OUTLYING,
     centred_products,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     adversarial_logits,
     adversarial_margin,

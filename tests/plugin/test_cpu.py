@@ -16,13 +16,9 @@ from fairseq.optim.adam import Adam
 from torch.optim.adamw import adamw
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.functional.float32_products import (
-    CHOICES,
-    Products,
-    choose_products,
-    has_flash_kernel,
-    processor,
-)
+from spectral_fairseq.functional.cpu_attention import has_flash_kernel
+from spectral_fairseq.functional.float32_products import CHOICES, Products, choose_products
+from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 from spectral_fairseq.plugin import cpu
 from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts

@@ -1,0 +1,63 @@
+"""Functions whose gradients were computed in the forward pass, or by hand.
+
+A second derivative of them would be that of a constant.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any, Callable, TypeVar
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import UnsupportedError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of ``backward``, which refuses second derivatives of a function by name.
+
+    torch's own ``once_differentiable`` refuses them only where the gradient from above has a
+    gradient itself; elsewhere the second derivative would be wrong in silence.
+
+    Args:
+        name: of the function, for readers of the error.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        once = once_differentiable(backward)
+
+        @wraps(backward)
+        def first_only(ctx: Any, *gradients: Any) -> Any:
+            if torch.is_grad_enabled():  # under create_graph=True alone
+                raise UnsupportedError(
+                    f"first derivatives of {name} alone",
+                    "a graph for second ones (create_graph=True), as a gradient penalty asks for",
+                    "Take second derivatives of dense scores: --loss-form dense, or a model "
+                    "without methods of spectral_fairseq.training.",
+                )
+            return once(ctx, *gradients)
+
+        return first_only
+
+    return decorate
+
+
+def outside_graphs(function: Function) -> Function:
+    """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
+
+    The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
+    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
+    """
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # torch before 2.1
+        return function
+    uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (uncompiled if is_compiling() else function)(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
