@@ -43,7 +43,8 @@ computed again in log space.
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -100,26 +101,24 @@ class _LinearSpace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._at_the_end = device.type == "cuda"
+        self._looks_at_the_end = device.type == "cuda"
         self._smallest: Optional[Tensor] = None
         self._failed = False
 
-    def attempts(self) -> Iterator[None]:
-        """Yield once, and again if blocks that were taken for exact were not."""
-        yield
-        if self._smallest is not None and not float(self._smallest) > SMALLEST_LINEAR:
-            self._failed = True
-            yield
-
     def exact(self, mixture: Tensor) -> bool:
         """Return whether the log of P, shape (t, N), is to be taken."""
-        if not self._at_the_end:
+        if not self._looks_at_the_end:
             return float(mixture.amin()) > SMALLEST_LINEAR
         if not self._failed:
             smallest = mixture.amin()
             known = self._smallest
             self._smallest = smallest if known is None else torch.minimum(known, smallest)
         return not self._failed
+
+    def failed(self) -> bool:
+        """Return whether all blocks have to be computed again, now in log space."""
+        self._failed = self._smallest is not None and not float(self._smallest) > SMALLEST_LINEAR
+        return self._failed
 
 
 class _MixtureBlock:
@@ -230,7 +229,8 @@ class _LogMixture(torch.autograd.Function):
         )
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
-            for _ in ctx.linear_space.attempts():
+
+            def fill_output() -> None:
                 for part, _, block_contexts, block_log_prior in _expert_blocks(
                     contexts, log_prior, block_scores
                 ):
@@ -239,6 +239,10 @@ class _LogMixture(torch.autograd.Function):
                     )
                     block_output = output[part]
                     block_output.copy_(mixed.log_mixture[: block_output.size(0)])
+
+            fill_output()
+            if ctx.linear_space.failed():
+                fill_output()
         return output
 
     @staticmethod
@@ -299,6 +303,140 @@ def log_mixture(
     return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
 
 
+class _Block(NamedTuple):
+    """The tokens of one block; those behind the first ``counted`` only fill it up.
+
+    Attributes:
+        part: where the counted tokens stand in the batch.
+        counted: their number.
+        contexts: h, shape (t, K, d), in the dtype of the products.
+        log_prior: log pi, shape (t, K).
+        targets: y, shape (t,).
+        margin: m, shape (t, K), or ``None``.
+    """
+
+    part: slice
+    counted: int
+    contexts: Tensor
+    log_prior: Tensor
+    targets: Tensor
+    margin: Optional[Tensor]
+
+
+class _MixtureSums:
+    """Losses and gradients, summed over the blocks of a batch.
+
+    Args:
+        contexts: h, shape (T, K, d).
+        log_prior: log pi, shape (T, K).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        margin: m, shape (T, K).
+        dtype: of the sums.
+        needed: which gradients of contexts, table and bias autograd asks for.
+
+    Attributes:
+        loss: the loss.
+        nll: the negative log-likelihood.
+        gradients: of contexts, table and bias.
+        log_prior: d loss / d log pi, shape (T, K).
+        margin: d loss / d m, shape (T, K), or ``None``.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        margin: Optional[Tensor],
+        dtype: torch.dtype,
+        needed: Tuple[bool, bool, bool],
+    ) -> None:
+        self.loss, self.nll = (contexts.new_zeros((), dtype=dtype) for _ in range(2))
+        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, dtype, needed)
+        self.log_prior = torch.zeros(log_prior.shape, dtype=dtype, device=log_prior.device)
+        self.margin = None if margin is None else torch.zeros_like(self.log_prior)
+
+
+def _add_likelihood(block: _Block, block_scores: BlockScores, sums: _MixtureSums) -> None:
+    """Add the plain negative log-likelihood of a block, and its gradients.
+
+    Only the target's probability under the mixture is needed: d loss / d s_k = r_k (p_k - onehot).
+    """
+    counted, experts = block.counted, block.log_prior.size(1)
+    rows = block.contexts.flatten(0, 1)  # [t K, d]
+    targets = block.targets.repeat_interleave(experts)  # [t K]
+    lowered = None if block.margin is None else block.margin.flatten()
+    probabilities, log_z, target_score = block_scores.softmax(rows, targets, lowered)
+    log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
+    nll = -torch.logsumexp(block.log_prior + log_likelihood, 1)[:counted].sum()
+    sums.loss += nll
+    responsibility = posterior(block.log_prior, log_likelihood)  # [t, K]
+    responsibility[counted:] = 0
+    sums.log_prior[block.part] = -responsibility[:counted]
+    if block.margin is not None and sums.margin is not None:
+        miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
+        sums.margin[block.part] = (responsibility * miss)[:counted]
+        plain = -unperturbed_nll(-log_likelihood, block.margin)
+        nll = -torch.logsumexp(block.log_prior + plain, 1)[:counted].sum()
+    sums.nll += nll
+    weights = responsibility.flatten()
+    sums.gradients.add_block(
+        _rows_of(block.part, experts),
+        rows,
+        probabilities,
+        block_scores.table,
+        targets,
+        weights=weights,
+        hits=weights,
+    )
+
+
+def _add_smoothed(
+    block: _Block,
+    block_scores: BlockScores,
+    sums: _MixtureSums,
+    linear_space: _LinearSpace,
+    target_weight: float,
+    uniform: float,
+) -> None:
+    """Add the label-smoothed loss of a block, and its gradients.
+
+    Every word has a derivative g_v, so P is computed over the whole vocabulary.
+
+    Args:
+        block: the tokens.
+        block_scores: W and b.
+        sums: to add to.
+        linear_space: decides how P is computed.
+        target_weight: of the target's -log P.
+        uniform: weight of every word's.
+    """
+    counted, experts = block.counted, block.log_prior.size(1)
+    margins = None if block.margin is None else TargetMargin(block.targets, block.margin)
+    mixed = _MixtureBlock(block.contexts, block.log_prior, block_scores, linear_space, margins)
+    log_p = mixed.log_mixture[:counted]
+    nll = -log_p.gather(1, block.targets[:counted].unsqueeze(1)).sum()
+    sums.nll += nll
+    sums.loss += target_weight * nll + uniform * -log_p.sum()
+    upstream = torch.full_like(mixed.log_mixture, -uniform)  # g
+    hit = upstream.new_full((len(upstream), 1), -target_weight)
+    upstream.scatter_add_(1, block.targets.unsqueeze(1), hit)
+    upstream[counted:] = 0
+    gradient, share = mixed.gradient_(upstream)  # [t, K, N], [t, K]
+    sums.log_prior[block.part] = share[:counted]
+    if sums.margin is not None:
+        index = block.targets.view(-1, 1, 1).expand(-1, experts, 1)
+        sums.margin[block.part] = -gradient.gather(2, index)[:counted].squeeze(2)
+    sums.gradients.add_block(
+        _rows_of(block.part, experts),
+        block.contexts.flatten(0, 1),
+        gradient.flatten(0, 1),
+        block_scores.table,
+    )
+
+
 class _MixtureCrossEntropy(torch.autograd.Function):
     """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
 
@@ -318,89 +456,47 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor]:
-        experts = log_prior.size(1)
         target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
         dtype = product_dtype(contexts, matrix)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
         linear_space = _LinearSpace(contexts.device)
-        for _ in linear_space.attempts():
-            sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
-            shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
-            margin_gradient = None if margin is None else torch.zeros_like(shares)
-            loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
-            with torch.autocast(contexts.device.type, enabled=False):
-                block_scores = BlockScores(matrix, bias, dtype)
-                for part, size, block_contexts, block_log_prior in _expert_blocks(
-                    contexts, log_prior, block_scores, block_elements
-                ):
-                    rows = block_contexts.flatten(0, 1)  # [t K, d]
-                    block_targets = filled(targets[part], size)  # [t]
-                    counted = part.stop - part.start  # the rows behind these only fill the block up
-                    margins = None
-                    if margin is not None:
-                        block_margin = filled(margin[part].to(sum_dtype), size)
-                        margins = TargetMargin(block_targets, block_margin)
-                    if uniform:
-                        mixed = _MixtureBlock(
-                            block_contexts,
-                            block_log_prior,
-                            block_scores,
-                            linear_space,
-                            margins,
-                        )
-                        log_p = mixed.log_mixture[:counted]
-                        nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
-                        nll_sum += nll
-                        loss_sum += target_weight * nll + uniform * -log_p.sum()
-                        upstream = torch.full_like(mixed.log_mixture, -uniform)
-                        hit = upstream.new_full((size, 1), -target_weight)
-                        upstream.scatter_add_(1, block_targets.unsqueeze(1), hit)
-                        upstream[counted:] = 0
-                        gradient, share = mixed.gradient_(upstream)
-                        shares[part] = share[:counted]
-                        if margin_gradient is not None:
-                            index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
-                            at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
-                            margin_gradient[part] = -at_target
-                        sums.add_block(
-                            _rows_of(part, experts),
-                            rows,
-                            gradient.flatten(0, 1),
-                            block_scores.table,
-                        )
-                        continue
-                    row_targets = block_targets.repeat_interleave(experts)
-                    row_margin = None if margins is None else margins.margin.flatten()
-                    probabilities, log_z, target_score = block_scores.softmax(
-                        rows, row_targets, row_margin
-                    )
-                    log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
-                    nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
-                    loss_sum += nll
-                    responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
-                    responsibility[counted:] = 0
-                    shares[part] = -responsibility[:counted]
-                    if margins is not None and margin_gradient is not None:
-                        miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
-                        margin_gradient[part] = (responsibility * miss)[:counted]
-                        plain = -unperturbed_nll(-log_likelihood, margins.margin)
-                        nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
-                    nll_sum += nll
-                    sums.add_block(
-                        _rows_of(part, experts),
-                        rows,
-                        probabilities,
-                        block_scores.table,
-                        row_targets,
-                        weights=responsibility.flatten(),
-                        hits=responsibility.flatten(),
-                    )
+        add: Callable[[_Block, BlockScores, _MixtureSums], None] = _add_likelihood
+        if uniform:
+            add = partial(
+                _add_smoothed,
+                linear_space=linear_space,
+                target_weight=target_weight,
+                uniform=uniform,
+            )
+
+        def summed() -> _MixtureSums:
+            sums = _MixtureSums(contexts, log_prior, matrix, bias, margin, sum_dtype, needed)
+            block_scores = BlockScores(matrix, bias, dtype)
+            for part, size, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores, block_elements
+            ):
+                block_margin = None if margin is None else filled(margin[part].to(sum_dtype), size)
+                block = _Block(
+                    part,
+                    part.stop - part.start,
+                    block_contexts,
+                    block_log_prior,
+                    filled(targets[part], size),
+                    block_margin,
+                )
+                add(block, block_scores, sums)
+            return sums
+
+        with torch.autocast(contexts.device.type, enabled=False):
+            sums = summed()
+            if linear_space.failed():
+                sums = summed()
         margin_dtype = sum_dtype if margin is None else margin.dtype
-        sums.save(ctx, (shares, log_prior.dtype), (margin_gradient, margin_dtype))
+        sums.gradients.save(ctx, (sums.log_prior, log_prior.dtype), (sums.margin, margin_dtype))
         ctx.shape = contexts.shape
-        ctx.mark_non_differentiable(nll_sum)
-        return loss_sum, nll_sum
+        ctx.mark_non_differentiable(sums.nll)
+        return sums.loss, sums.nll
 
     @staticmethod
     @differentiable_once("mixture_cross_entropy")
