@@ -19,7 +19,6 @@ from spectral_fairseq.errors import (
     printable,
     wrapped,
 )
-from tests import messages
 
 
 def test_arguments_are_renamed_in_every_part_and_the_class_is_kept():
@@ -133,11 +132,3 @@ def test_what_the_common_checks_refuse(check, given, message):
 def test_some_of_many():
     assert listed([]) == "none" and listed(["a", 2]) == "a, 2"
     assert listed("abcd", 3, "; ") == "a; b; c; ..."
-
-
-def test_the_wording_of_every_error_and_warning_is_the_one_that_was_reviewed():
-    """The one place that pins wording; other tests ask for the type and the names in a message.
-
-    After a change of a message: ``python -m tests.messages``, and read the difference.
-    """
-    assert messages.MESSAGES.read_text("utf-8") == messages.all_messages()
