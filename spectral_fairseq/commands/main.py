@@ -20,7 +20,6 @@ SUBCOMMANDS: Dict[str, str] = {
     "compare": "put the embedding spaces of several checkpoints side by side",
     "export": "collapse a checkpoint to one that fairseq loads without this package",
     "average": "average checkpoints, tables rather than factors",
-    "repair": "give rows that training never reached new vectors",
     "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
     "next-words": "the most probable next words of language models, side by side",
     "score": "BLEU of a file, as fairseq-score computes it",

@@ -7,7 +7,6 @@ from torch import nn
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.opening import open_memory
 from spectral_fairseq.checkpoints.readable import unread_outputs
-from spectral_fairseq.checkpoints.rewriting import repair_tables
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
@@ -216,24 +215,10 @@ def test_other_matrices_are_not_turned(name):
     assert Tables("x.pt", model).turned == []
 
 
-ZERO_ROWS = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
-
-
-def test_the_repair_of_an_output_layer_keeps_how_it_lies():
-    outputs = torch.randn(300, 16)
-    outputs[5] = 0
-    across = outputs.t().contiguous()
-    opened = open_memory({"wte.weight": torch.randn(300, 16), "lm_head.weight": across})
-    _, changed = repair_tables(opened, "lm_head", **ZERO_ROWS)
-    assert changed["lm_head.weight"].shape == (16, 300)
-    kept = [row for row in range(300) if row != 5]
-    assert torch.equal(changed["lm_head.weight"][:, kept], across[:, kept])
-
-
-def test_a_table_of_whole_numbers_is_not_repaired():
+def test_a_table_of_whole_numbers_is_refused():
     opened = open_memory({"lm_head.weight": torch.zeros(30, 4, dtype=torch.int8)})
     with pytest.raises(DataError, match="floating-point numbers.*lm_head.*int8"):
-        repair_tables(opened, **ZERO_ROWS)
+        opened.extract()
 
 
 @pytest.mark.parametrize("length", [6, 60, 62, 0])
