@@ -199,7 +199,7 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
 def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str]) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
-    from spectral_fairseq.commands.score import (
+    from spectral_fairseq.commands.nbest import (
         ORDERS,
         bleu_details,
         check_tokenizer,

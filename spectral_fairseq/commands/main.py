@@ -22,7 +22,6 @@ SUBCOMMANDS: Dict[str, str] = {
     "average": "average checkpoints, tables rather than factors",
     "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
     "next-words": "the most probable next words of language models, side by side",
-    "score": "BLEU of a file, as fairseq-score computes it",
     "flags": "list every flag that this package adds to fairseq-train",
     "user-dir": "print the installed package's folder, for fairseq's --user-dir",
     "doctor": "show versions, how fairseq is patched, and what is not supported",
