@@ -1,13 +1,14 @@
 """One training of the study of Multi30k, its translations and its scores: studies/multi30k.md.
 
-    python -m studies.multi30k plain --data data-bin/multi30k.en-de --text TEXT --raw RAW
-    python -m studies.multi30k wn_init --seed 1100000 --flags="--weight-decay 0.1" ...
+    python -m studies.multi30k due
+    python -m studies.multi30k plain_2500_1 --data data-bin/multi30k.en-de --text TEXT --raw RAW
+    python -m studies.multi30k report
 
-``--data`` is what the commands of examples/translation_multi30k_en_de make, ``--text`` the folder
-of the subwords that they read, and ``--raw`` holds the test sets as they were written
-(``test_2016_flickr.de`` and so on; without it the scores on raw text are left out). After an
-interruption give the same command: a training goes on from its checkpoint, and what is recorded in
-``studies/multi30k.jsonl`` is not done again.
+``due`` names the trainings that can be started, which depend on what is recorded. ``--data`` is
+what the commands of examples/translation_multi30k_en_de make, ``--text`` the folder of the subwords
+that they read, and ``--raw`` holds the test sets as they were written (``test_2016_flickr.de`` and
+so on; without it the scores on raw text are left out). After an interruption give the same command:
+a training goes on from its checkpoint. ``report`` writes the tables of the page.
 """
 
 from __future__ import annotations
@@ -22,42 +23,39 @@ from typing import Any, Dict, List, Optional, Sequence
 from filelock import UnixFileLock
 
 from benchmarks.harness import commit
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.files import replacing
+from studies import multi30k_plan
 from studies.corpus import split_lines
-from studies.running import Job, WorkDir, check_installation, exit_status, no_progress, run_jobs
+from studies.multi30k_plan import BATCH, FINALS, TUNING_SEED, Plan, Training
+from studies.pages import with_generated
+from studies.running import (
+    Job,
+    WorkDir,
+    check_installation,
+    exit_status,
+    no_progress,
+    run_jobs,
+    write_text,
+)
+from studies.tables import flat, machine
 from studies.training import TrainingRun, versions
 from studies.training_data import ROOT
 from studies.translation import USER_DIR, TranslationProgress, read_translations
 
 RECORDS = ROOT / "studies" / "multi30k.jsonl"
+PAGE = ROOT / "studies" / "multi30k.md"
 _SIDE = "--{0}-layers 4 --{0}-embed-dim 128 --{0}-ffn-embed-dim 256 --{0}-attention-heads 4"
 RECIPE = (
     f"--task translation --share-all-embeddings {_SIDE.format('encoder')} {_SIDE.format('decoder')}"
     " --label-smoothing 0.1 --dropout 0.3 --fast-dropout --optimizer adam --adam-betas (0.9,0.98)"
-    " --lr 0.005 --num-workers 0"
+    f" --lr 0.005 {BATCH} --num-workers 0 --bf16"
 )
-# A GPU waits for its kernels to be launched, so it takes the tokens of an update at once.
-BATCHES = {"cpu": "--max-tokens 4096 --update-freq 2", "gpu": "--max-tokens 8192"}
 TO_ZERO = (
     "--lr-scheduler polynomial_decay --warmup-updates 500 --end-learning-rate 0 --power 1"
     " --total-num-update {0} --max-update {0} --validate-interval 2 --keep-last-epochs 5"
 )
-PUBLISHED_SCHEDULE = (
-    "--lr-scheduler inverse_sqrt --warmup-updates 2000 --warmup-init-lr 1e-7 --max-update 8000"
-    " --patience 10 --keep-last-epochs 10"
-)
-PLAIN = "--arch transformer --criterion regularized_cross_entropy"
-ARMS: Dict[str, str] = {
-    "plain": PLAIN,
-    "rdrop": f"{PLAIN} --rdrop-weight 5",
-    "wn_init": f"{PLAIN} --arch transformer_wn --weight-norm-init-sigma 0.07",
-    "wn_init_rdrop": f"{PLAIN} --arch transformer_wn --weight-norm-init-sigma 0.07"
-    " --rdrop-weight 5",
-    "wn_reg": "--arch transformer --criterion weight_norm --weight-norm-target 1",
-    "control": "--arch transformer_sc --criterion spectrum_control",
-    "control_paper": "--arch transformer_sc --criterion spectrum_control --svd-interval 0",
-    "cosine": "--arch transformer --criterion mle_cosreg",
-}
+CHECKPOINTS = 5
 # The subset of fairseq's data, the file of subwords, and the file as it was written.
 TEST_SETS = (
     ("test", "test.2016", "test_2016_flickr"),
@@ -77,59 +75,49 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("arm", choices=sorted(ARMS), metavar="ARM", help=", ".join(sorted(ARMS)))
-    add("--data", type=Path, required=True, metavar="DIR", help="binarised data")
-    add("--text", type=Path, required=True, metavar="DIR", help="subwords: test.2016.de and so on")
+    add("what", metavar="WHAT", help="due, report, or the name of a training that is due")
+    add("--data", type=Path, metavar="DIR", help="binarised data")
+    add("--text", type=Path, metavar="DIR", help="subwords: test.2016.de and so on")
     add("--raw", type=Path, metavar="DIR", help="the test sets as they were written")
-    add("--seed", type=int, default=1, metavar="N", help="default: %(default)s, for tuning")
-    add("--updates", type=int, default=2500, metavar="N", help="0: the published schedule")
-    add("--flags", default="", metavar="FLAGS", help="added to those of the arm")
-    add("--float32", action="store_true", help="instead of bfloat16")
     add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--work-dir", type=Path, default=Path("outputs/multi30k"), metavar="DIR")
-    add("--cpu", action="store_true", help="leave the GPU alone")
-    return parser.parse_args(argv)
+    add("--gpu", action="store_true", help="the finals may have settings that a CPU has chosen")
+    arguments = parser.parse_args(argv)
+    if arguments.what not in ("due", "report") and not (arguments.data and arguments.text):
+        parser.error("expected --data and --text with the name of a training; found none")
+    return arguments
 
 
 class Multi30kRun(TrainingRun):
     """A training, the mean of its last checkpoints, and what that translates.
 
     Args:
+        one: the training.
         arguments: of the command line.
     """
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        schedule = TO_ZERO.format(arguments.updates) if arguments.updates else PUBLISHED_SCHEDULE
-        device = "cpu" if arguments.cpu else "gpu"
-        flags = shlex.split(
-            f"{RECIPE} {BATCHES[device]} {schedule} {ARMS[arguments.arm]} {arguments.flags}"
-            f" --seed {arguments.seed}" + ("" if arguments.float32 else " --bf16")
-        )
-        changed = "".join(char if char.isalnum() else "-" for char in arguments.flags.strip("- "))
-        precision = "float32" if arguments.float32 else ""
-        parts = (
-            *(arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed)),
-            "" if arguments.cpu else "gpu",
-        )
-        self.name = "_".join(filter(None, parts))
+    def __init__(self, one: Training, arguments: argparse.Namespace) -> None:
+        self.one, self.arguments = one, arguments
+        kind = "cuda" if arguments.gpu else "cpu"
+        self.name = f"{one.name}_{kind}"
+        schedule = TO_ZERO.format(one.updates)
+        flags = shlex.split(f"{RECIPE} {schedule} {one.flags} --seed {one.seed}")
         work = WorkDir(arguments.work_dir.resolve() / self.name)
         folder = work.root
         command = ["fairseq-train", str(arguments.data), "--user-dir", USER_DIR, *flags]
         command += ["--save-dir", str(folder / "checkpoints")]
         command += ["--log-format", "json", "--log-interval", "62"]
-        self.device = ["--cpu"] if arguments.cpu else []
-        updates = arguments.updates or 8000
+        self.device = [] if arguments.gpu else ["--cpu"]
         super().__init__(
             *(self.name, work, folder, command + self.device),
-            *(arguments.data, updates, arguments.updates, flags),
+            *(arguments.data, one.updates, one.updates, flags),
         )
-        self.best, self.arguments = folder / "average.pt", arguments
-        self.checkpoints = 5 if arguments.updates else 10
+        self.best = folder / "average.pt"
 
     def average(self) -> Job:
         """The job that averages the last checkpoints."""
         command = ["spectral-fairseq", "average", str(self.folder / "checkpoints"), "--overwrite"]
-        command += ["--num-epoch-checkpoints", str(self.checkpoints), "--output", str(self.best)]
+        command += ["--num-epoch-checkpoints", str(CHECKPOINTS), "--output", str(self.best)]
         return Job(self.label, command, self.folder / "average.log", 1, " average", no_progress)
 
     def translation(self, subset: str) -> Job:
@@ -183,8 +171,9 @@ class Multi30kRun(TrainingRun):
             tests[file]["translations"] = found
         return {
             "name": self.name,
-            "arm": self.arguments.arm,
-            "seed": self.arguments.seed,
+            "arm": self.one.arm,
+            "seed": self.one.seed,
+            "device": "cuda" if self.arguments.gpu else "cpu",
             "flags": " ".join(self.flags),
             **{key: value for key, value in self.figures().items() if key != "singular_values"},
             "valid_bleu": valid[PUBLISHED_PENALTY],
@@ -202,37 +191,118 @@ def records() -> List[Dict[str, Any]]:
     return [json.loads(line) for line in split_lines(RECORDS.read_bytes())]
 
 
+def plan_of(recorded: Sequence[Dict[str, Any]], kind: str) -> Plan:
+    """The plan of a kind of machine; its finals may have settings that a CPU has chosen.
+
+    Args:
+        recorded: all records.
+        kind: ``cpu`` or ``cuda``.
+    """
+    by_kind: Dict[str, Dict[str, Any]] = {"cpu": {}, "cuda": {}}
+    for one in recorded:
+        name, _, of = one["name"].rpartition("_")
+        if of in by_kind:  # others are those from before this plan
+            by_kind[of][name] = one
+    plan = Plan(by_kind["cpu"])
+    if kind == "cpu" or not set(FINALS) <= set(plan.chosen):
+        return Plan(by_kind[kind])
+    tuned = {name: one for name, one in by_kind["cpu"].items() if one["seed"] == TUNING_SEED}
+    return Plan({**by_kind["cuda"], **tuned})
+
+
+def check_machine(run: Multi30kRun, recorded: Sequence[Dict[str, Any]]) -> None:
+    """Check that this machine is of the kind on which the recorded trainings ran.
+
+    Raises:
+        ConfigurationError: it is another one, with which nothing could be compared.
+    """
+    device = "cuda" if run.arguments.gpu else "cpu"
+    here = machine(flat({"device": device, "versions": versions()}))
+    before = {machine(flat(one)) for one in recorded if one.get("device") == device} - {here}
+    if before:
+        raise ConfigurationError(
+            f"the machine of the recorded trainings, {', '.join(map(str, before))}",
+            str(here),
+            "Train there: a comparison of two kinds of machines means nothing.",
+        )
+
+
+def train(arguments: argparse.Namespace) -> str:
+    """Run one training that is due, record it, and return its scores as a line."""
+    check_installation(modules=("sacremoses", "sacrebleu"))
+    done = records()
+    plan = plan_of(done, "cuda" if arguments.gpu else "cpu")
+    due = {one.name: one for one in plan.due()}
+    if arguments.what in plan.records:
+        return f"{arguments.what} is recorded in {RECORDS}\n"
+    if arguments.what not in due:
+        raise ConfigurationError(
+            "a training that is due",
+            arguments.what,
+            "`python -m studies.multi30k due` names them.",
+        )
+    run = Multi30kRun(due[arguments.what], arguments)
+    check_machine(run, done)
+
+    def jobs(*some: Job, **options: Any) -> None:
+        options = {"threads": arguments.threads, "gpu": arguments.gpu, **options}
+        at_once = len(some) if arguments.gpu else 1
+        run_jobs(some, at_once=at_once, lock_fd=run.work.lock.fileno(), **options)
+
+    with run.work.locked():
+        run.keep_flags()
+        if not run.is_trained():
+            jobs(run.training(), on_end=lambda _, usage: run.training_ended(usage))
+        jobs(run.average())
+        jobs(run.analysis())
+        jobs(*(run.translation(subset) for subset, _, _ in (VALIDATION, *TEST_SETS)))
+        record = run.record()
+    with UnixFileLock(RECORDS.with_suffix(".lock")), replacing(RECORDS) as partial:
+        lines = [json.dumps(one, ensure_ascii=False) for one in (*records(), record)]
+        partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    scores = " / ".join(f"{one['bleu']:.2f}" for one in record["tests"].values())
+    return f"{run.name}: BLEU {scores}, validation {record['valid_bleu']:.2f}\n"
+
+
+def part(name: str) -> str:
+    """A generated part of the page."""
+    recorded = records()
+    planned = [one for one in recorded if "device" in one]
+    if name == "plan":
+        return multi30k_plan.plan_table(plan_of(recorded, "cpu"))
+    earlier = [one for one in recorded if one not in planned]
+    if name == "before":
+        return multi30k_plan.arms_table(earlier)
+    if name == "penalty":
+        return multi30k_plan.penalty_sentence(earlier)
+    if name == "trainings":
+        return multi30k_plan.arms_table(planned) if planned else "None is recorded yet.\n"
+    return multi30k_plan.comparison_table(plan_of(recorded, "cpu"))
+
+
+def write_page() -> str:
+    """Write the generated parts of the page."""
+    write_text(PAGE, with_generated(PAGE.read_text("utf-8"), part))
+    return f"{PAGE.name} written\n"
+
+
+def due_text() -> str:
+    """The names of the trainings that can be started, one a line."""
+    return "".join(f"{one.name}\n" for one in plan_of(records(), "cpu").due())
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns the exit status."""
     arguments = parse_arguments(argv)
-    run = Multi30kRun(arguments)
-
-    def jobs(*some: Job, **options: Any) -> None:
-        options = {"threads": arguments.threads, "gpu": not arguments.cpu, **options}
-        at_once = 1 if arguments.cpu else len(some)
-        run_jobs(some, at_once=at_once, lock_fd=run.work.lock.fileno(), **options)
 
     def action() -> str:
-        check_installation(modules=("sacremoses", "sacrebleu"))
-        done = records()
-        if run.name in {one["name"] for one in done}:
-            return f"{run.name} is recorded in {RECORDS}\n"
-        with run.work.locked():
-            run.keep_flags()
-            if not run.is_trained():
-                jobs(run.training(), on_end=lambda _, usage: run.training_ended(usage))
-            jobs(run.average())
-            jobs(run.analysis())
-            jobs(*(run.translation(subset) for subset, _, _ in (VALIDATION, *TEST_SETS)))
-            record = run.record()
-        with UnixFileLock(RECORDS.with_suffix(".lock")), replacing(RECORDS) as partial:
-            lines = [json.dumps(one, ensure_ascii=False) for one in (*records(), record)]
-            partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        tests = record["tests"].values()
-        scores = " / ".join(f"{one['bleu']:.2f}" for one in tests)
-        return f"{run.name}: BLEU {scores}, validation {record['valid_bleu']:.2f}\n"
+        if arguments.what == "due":
+            return due_text()
+        if arguments.what == "report":
+            return write_page()
+        return train(arguments)
 
-    return exit_status(action, run.folder)
+    return exit_status(action, arguments.work_dir)
 
 
 if __name__ == "__main__":

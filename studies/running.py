@@ -106,10 +106,11 @@ class Job:
 
 @dataclass
 class Usage:
-    """How a job ended, and the peak resident memory of its process."""
+    """How a job ended, the peak resident memory of its process, and the processor time it took."""
 
     exit_status: int
     peak_bytes: int
+    processor_seconds: float
 
 
 @dataclass
@@ -213,7 +214,8 @@ def _reap(one: _Running, options: int, on_end: Callable[[Job, Usage], None]) -> 
         return False
     one.process.returncode = os.waitstatus_to_exitcode(status)
     in_bytes = 1 if sys.platform == "darwin" else 1024
-    on_end(one.job, Usage(one.process.returncode, usage.ru_maxrss * in_bytes))
+    seconds = usage.ru_utime + usage.ru_stime
+    on_end(one.job, Usage(one.process.returncode, usage.ru_maxrss * in_bytes, seconds))
     return True
 
 

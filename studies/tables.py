@@ -19,7 +19,18 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from spectral_fairseq.commands.shared import print_anywhere
 from spectral_fairseq.errors import DataError, SpectralFairseqError
@@ -242,7 +253,26 @@ def differences(
     return {pair: Difference(test, p) for (pair, test), p in zip(tests.items(), adjusted)}
 
 
+def machine(figures: Mapping[str, Any]) -> Optional[str]:
+    """The processor or GPU of a training, from its figures; None where they do not name it."""
+    if "versions.gpu" in figures and figures.get("device") != "cpu":
+        return str(figures["versions.gpu"])
+    return figures.get("versions.processor")
+
+
+def machines(results: Results, *methods: str) -> List[str]:
+    """The processors and GPUs that the runs of some methods name."""
+    found = {machine(run) for method in methods for run in results[method].values()}
+    return sorted(name for name in found if name is not None)
+
+
 def _paired(results: Results, method: str, baseline: str, column: str) -> List[float]:
+    """The differences seed by seed; none where the runs name two kinds of machines.
+
+    Rounding alone makes another training on another processor.
+    """
+    if len(machines(results, method, baseline)) > 1:
+        return []
     base = results[baseline]
     return [
         run[column] - base[seed][column]

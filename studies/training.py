@@ -18,6 +18,7 @@ from tabulate import tabulate
 import spectral_fairseq
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.functional.float32_products import processor
 from studies.running import Job, Usage, WorkDir, Workers, json_document, no_progress, write_json
 
 # Read the log of fairseq-train: progress, perplexities, speed.
@@ -174,6 +175,7 @@ def versions() -> Dict[str, str]:
         "spectral_fairseq": spectral_fairseq.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": processor().name,
         "cpu_cores": str(os.cpu_count()),
     }
     for package in PACKAGES:
@@ -192,7 +194,7 @@ class TrainingRun:
     Args:
         label: the text beside its bar.
         work: the work folder, which keeps the stamps.
-        folder: a folder below it; receives ``train.log``, ``checkpoints/``, ``memory.json`` and
+        folder: a folder below it; receives ``train.log``, ``checkpoints/``, ``usage.json`` and
             ``analyze.log``.
         command: ``fairseq-train`` and its arguments, saving into ``checkpoints/``.
         binary: fairseq's data folder.
@@ -274,21 +276,21 @@ class TrainingRun:
         )
 
     def training_ended(self, usage: Usage) -> None:
-        """Record the peak memory over all interruptions, and that a training is complete."""
-        peak = max(self.peak_bytes(), usage.peak_bytes)
-        write_json(self.folder / "memory.json", {"peak_bytes": peak})
+        """Record memory and processor time over all interruptions, and the end of a training."""
+        before = self.usage_figures()
+        peak = max(before.get("peak_bytes", 0), usage.peak_bytes)
+        seconds = before.get("processor_seconds", 0.0) + usage.processor_seconds
+        write_json(
+            self.folder / "usage.json",
+            {"peak_bytes": peak, "processor_seconds": round(seconds, 1)},
+        )
         if usage.exit_status == 0:
             self.work.mark_done(self.stamp, {})
 
-    def peak_bytes(self) -> int:
-        """Peak resident memory recorded so far; 0 if none was, for a training that ended unseen."""
-        path = self.folder / "memory.json"
-        return int(json.loads(path.read_text("utf-8"))["peak_bytes"]) if path.exists() else 0
-
-    def peak_figure(self) -> Dict[str, int]:
-        """``peak_bytes``, if known."""
-        peak = self.peak_bytes()
-        return {"peak_bytes": peak} if peak else {}
+    def usage_figures(self) -> Dict[str, Any]:
+        """Peak memory and processor time so far; empty for a training that ended unseen."""
+        path = self.folder / "usage.json"
+        return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
     def analysis(self) -> Job:
         """The job that measures the table of the best checkpoint."""
@@ -298,7 +300,7 @@ class TrainingRun:
     def training_figures(self) -> Dict[str, Any]:
         """Figures of the training."""
         log = read_training_log(self.folder / "train.log", self.best_metric)
-        return {**log, **self.peak_figure()}
+        return {**log, **self.usage_figures()}
 
     def figures(self) -> Dict[str, Any]:
         """Figures of the training and, after :meth:`analysis`, of the table."""
