@@ -26,13 +26,11 @@ from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weight
 from spectral_fairseq.checkpoints.settings import check_model, checkpoint_settings, padding_rows
 from spectral_fairseq.checkpoints.shards import (
     Shards,
-    check_declared,
-    check_no_rank,
+    check_no_part,
     check_one_set,
     index_beside,
     joined,
-    neighbours,
-    parts_of,
+    numbered_files,
 )
 from spectral_fairseq.checkpoints.state_dict import (
     check_of_all_processes,
@@ -53,7 +51,6 @@ from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
     DamagedError,
-    DataError,
     ForbiddenError,
     first_line,
     needs_extra,
@@ -308,13 +305,11 @@ def open_model(path: Union[str, Path]) -> Tables:
         if index is not None:
             model = _open(index, named)
             return replace(model, remark=f"Read from the files that {index.name} names.")
-    files = parts_of(file)
-    opened = [_open(tables, named) for tables in files]
+    files = numbered_files(file)
+    opened = [_open(one, named) for one in files]
     model = opened[files.index(file)]
-    check_declared(file, files, model.declared_parts)
     if len(files) == 1:
-        if file is named:
-            _check_neighbour(file, model)
+        check_no_part(file, model.declared_parts)
         return model
     tensors, unread, places = joined(files, [tables.tensors for tables in opened])
     for tables in opened:
@@ -326,18 +321,6 @@ def open_model(path: Union[str, Path]) -> Tables:
         files=places,
         remark=f"Read from {len(files)} files, {files[0].name} and those that belong to it.",
     )
-
-
-def _check_neighbour(file: Path, model: Tables) -> None:
-    beside = neighbours(file)
-    # fairseq's own checkpoints have their numbers by epoch and update.
-    if not beside or model.checkpoint or len(model.tensors) < 2:
-        return
-    try:
-        other = _open(beside[0], beside[0])
-    except (CheckpointError, ConfigurationError, DataError):
-        return
-    check_no_rank(file, model.tensors, other.tensors)
 
 
 def _open(file: Path, named: Path) -> Tables:

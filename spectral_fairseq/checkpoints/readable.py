@@ -135,7 +135,7 @@ def check_whole(opened: Tables, names: Sequence[str], wanted: Optional[str]) -> 
     if any(key in (names[0], f"{names[0]}.weight") for key in opened.turned):
         remarks.append(f"It is stored as {columns} x {rows}, with a column for each word.")
     sizes, dim = opened.sizes, opened.settings.get("dim")
-    if not any(names[0] in known for known in opened.groups):
+    if wanted is not None and not any(names[0] in known for known in opened.groups):
         return remarks
     short = bool(sizes) and rows < sizes[0]
     narrow = "norm_eps" in opened.settings and type(dim) is int and columns < dim  # of Llama

@@ -6,7 +6,6 @@ table is saved under each of its names; the first one is read.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from spectral_fairseq.checkpoints.settings import (
     vocabulary_sizes,
     writes_words,
 )
-from spectral_fairseq.checkpoints.shards import Shards, without_clusters
+from spectral_fairseq.checkpoints.shards import Shards
 from spectral_fairseq.checkpoints.table_entries import (
     PADDING_ROW,
     adapted,
@@ -75,9 +74,6 @@ class StoredTable:
     initial_norm: Optional[float] = None
 
 
-# DeepSpeed saves each layer of a pipeline in a file of its own.
-_ONE_LAYER = re.compile(r"layer_\d+-model_\d+-model_states")
-
 WordFinder = Callable[[str, int], Tuple[Optional[WordList], str]]
 
 
@@ -128,8 +124,8 @@ class Tables:
     sizes: List[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tensors, self.unread, said = without_clusters(self.tensors, self.unread)
-        self.remark = f"{self.remark} {said}".strip()
+        if "embeddings" in self.tensors and "mapping" in self.tensors:  # of model2vec
+            self.unread = {**self.unread, "embeddings": self._clusters()}
         self.sizes = vocabulary_sizes(self.settings)
         self.modules = entries_by_module(self.tensors)
         self.turned = self._turned_outputs()
@@ -141,6 +137,12 @@ class Tables:
         for key in self.turned:
             module, _, entry = key.rpartition(".")
             self.modules[module][entry] = self.tensors[key]
+
+    def _clusters(self) -> Unread:
+        """The centres of clusters of words, taken out of the tensors: no table of words."""
+        centres = self.tensors["embeddings"]
+        self.tensors = {k: v for k, v in self.tensors.items() if k != "embeddings"}
+        return Unread(tuple(centres.shape), "centres of clusters of words, to which mapping leads")
 
     # What is known of the model.
 
@@ -376,8 +378,6 @@ class Tables:
         return text
 
     def _on_the_output(self, outputs: Sequence[str]) -> str:
-        if self.weights is not None and _ONE_LAYER.match(self.weights.name):
-            return " The file holds one layer of the model; others may hold other tables."
         if has_output(self.groups):
             return ""
         if outputs:

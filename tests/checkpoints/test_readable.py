@@ -294,40 +294,18 @@ def test_a_table_that_lora_changes_is_measured_as_it_is_used():
     refused(model, "an adapter")
 
 
-CENTRES, CLUSTERS = INPUT[:60], torch.arange(400) * 7 % 60
-WEIGHTS = torch.linspace(0.5, 2, 400)
-
-
-@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("form", ["safetensors", "torch", "npz", "memory"])
-def test_a_static_table_in_clusters_is_expanded(form, weighted, tmp_path):
-    """As model2vec saves a model with a quantized vocabulary."""
-    model = {"embeddings": CENTRES, "mapping": CLUSTERS}
-    expected = CENTRES[CLUSTERS]
-    if weighted:
-        model["weights"] = WEIGHTS.double()
-        expected = expected * WEIGHTS.unsqueeze(1)
+def test_a_static_table_in_clusters_is_refused(form, tmp_path):
+    """model2vec stores the centres of clusters of words, and the cluster of each word."""
+    model = {"embeddings": INPUT[:60].clone(), "mapping": torch.arange(400) * 7 % 60}
     path = tmp_path / "model.safetensors"
     if form == "safetensors":
         pytest.importorskip("safetensors.torch").save_file(model, path)
-        vocab = {f"w{row}": row for row in range(400)}
-        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-        assert measured(path, words=["w7"])["neighbours"].keys() == {"w7"}
     elif form == "torch":
         path = tmp_path / "file.pt"
         torch.save(model, path)
     elif form == "npz":
-        arrays = {name: one.numpy() for name, one in model.items()}
         path = tmp_path / "file.npz"
-        np.savez(path, **arrays)
-    found = measured(model if form == "memory" else path)
-    assert is_table(found, expected) and "repeated by mapping" in found["table"]["choice"]
-
-
-@pytest.mark.parametrize(
-    "wrong", [CLUSTERS + 1, CLUSTERS - 1, CLUSTERS.float(), torch.zeros(0, dtype=torch.long)]
-)
-def test_clusters_that_do_not_fit_are_refused(wrong):
-    refused({"embeddings": CENTRES, "mapping": wrong}, "embeddings: centres of clusters")
-    with pytest.raises(DataError, match="embeddings.*int8"):
-        analyze({"embeddings": CENTRES.to(torch.int8), "mapping": CLUSTERS})
+        np.savez(path, **{name: one.numpy() for name, one in model.items()})
+    for table in (None, "embeddings"):
+        refused(model if form == "memory" else path, "centres of clusters", table=table)

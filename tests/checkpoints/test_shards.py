@@ -1,4 +1,4 @@
-"""Models in parts: the whole table is measured, or the file is refused as one of several."""
+"""Models in several files: the whole table is measured, and a part of one is refused by name."""
 
 import argparse
 import json
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.shards import parts_of
 from spectral_fairseq.errors import CheckpointError
 from tests.checkpoints.made import cone
 
@@ -50,58 +49,70 @@ def saved(path, content):
     return path
 
 
-def llama(folder, count=4, by="rows", settings=True, files=None):
-    """Parallel files of Llama 3, or of Llama 2, which splits the columns of the input."""
-    for number in range(count) if files is None else files:
-        part = {**piece(number, count, output=OUTPUT), "layers.0.wq.weight": torch.randn(3, DIM)}
-        inputs = INPUT.chunk(count, 0 if by == "rows" else 1)[number]
-        part["tok_embeddings.weight"] = inputs.clone()
-        torch.save(part, folder / f"consolidated.{number:02}.pth")
-    if settings:
-        vocab = 200 if by == "rows" else -1
-        (folder / "params.json").write_text(
-            json.dumps({"dim": DIM, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": vocab})
-        )
-    return folder
+# Names of files of parallel processes, of which {} numbers the process.
+OF_PROCESSES = {
+    "Llama": "consolidated.{:02}.pth",
+    "Megatron": "mp_rank_{:02}/model_optim_rng.pt",
+    "Megatron, of a pipeline": "mp_rank_00_{:03}/model_optim_rng.pt",
+    "DeepSpeed": "mp_rank_{:02}_model_states.pt",
+    "fairseq": "checkpoint_best-model_part-{}.pt",
+    "fairseq's experts": "checkpoint_last-rank-{}.pt",
+    "fairseq's shards": "checkpoint_last-shard{}.pt",
+    "devices": "gpu{}_step9.pt",
+    "tensor parallelism": "tp_rank_{:02}.pt",
+}
 
 
-@pytest.mark.parametrize("settings", [True, False])
-@pytest.mark.parametrize("by, count", [("rows", 4), ("rows", 2), ("columns", 2), ("columns", 3)])
-@pytest.mark.parametrize("named", ["", "consolidated.00.pth", "consolidated.01.pth"])
-def test_the_parallel_files_of_llama(named, by, count, settings, tmp_path):
-    path = llama(tmp_path, count, by, settings) / named
-    found = measured(path)
-    assert found["table"]["name"] == "output" and is_table(found, OUTPUT)
-    assert f"Read from {count} files, consolidated.00.pth" in found["table"]["choice"]
-    assert is_table(measured(path, table="tok_embeddings"), INPUT)
-    refused(path, f"wq.weight: each of {count} files has a piece", table="layers.0.wq")
+@pytest.mark.parametrize("form", OF_PROCESSES)
+def test_a_file_of_one_of_several_processes_is_refused(form, tmp_path):
+    """A part of a table must not be measured as the whole."""
+    paths = [tmp_path / OF_PROCESSES[form].format(rank) for rank in range(2)]
+    for rank, path in enumerate(paths):
+        saved(path, piece(rank, lm_head=OUTPUT))
+    for path in paths:
+        refused(path, "a whole model in .*2 parts, by the names beside .*converter")
+        refused(path, "converter", table="lm_head")
 
 
-def test_one_file_of_llama_is_a_whole(tmp_path):
-    assert is_table(measured(llama(tmp_path, 1) / "consolidated.00.pth"), OUTPUT)
+@pytest.mark.parametrize("form", ["Llama", "Megatron", "DeepSpeed", "fairseq"])
+def test_a_later_part_alone_is_refused_and_the_first_is_a_whole(form, tmp_path):
+    second, first = (tmp_path / OF_PROCESSES[form].format(rank) for rank in (1, 0))
+    refused(saved(second, {"lm_head.weight": OUTPUT}), "numbers.*converter")
+    second.unlink()
+    if second.parent != tmp_path:
+        second.parent.rmdir()
+    assert is_table(measured(saved(first, {"lm_head.weight": OUTPUT})), OUTPUT)
+
+
+def test_one_layer_of_a_pipeline_is_refused(tmp_path):
+    path = tmp_path / "layer_00-model_00-model_states.pt"
+    refused(saved(path, {"word_embeddings.weight": INPUT}), "one layer of a pipeline")
+
+
+def params(folder, vocab=200):
+    """The settings beside Llama's files."""
+    settings = {"dim": DIM, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": vocab}
+    (folder / "params.json").write_text(json.dumps(settings))
 
 
 @pytest.mark.parametrize(
-    "files, named, message",
+    "vocab, part, message",
     [
-        ([0], 0, "a table of 200 words.*50 x 6"),
-        ([1], 1, "all of the at least 2 files"),
-        ([0, 2], 0, "all of the at least 3 files"),
-        ([0, 1, 3], 3, "all of the at least 4 files"),
-        ([0, 1], 0, "a table of 200 words.*100 x 6"),
+        (200, {"output.weight": OUTPUT[:50].clone()}, "a table of 200 words.*50 x 6"),
+        (-1, {"tok_embeddings.weight": INPUT[:, :3].clone()}, "vectors of 6 numbers.*200 x 3"),
     ],
 )
-def test_missing_files_of_llama(files, named, message, tmp_path):
-    folder = llama(tmp_path, 4, files=files)
-    refused(folder / f"consolidated.{named:02}.pth", message)
+def test_the_first_part_of_llama_alone_is_refused_by_its_settings(vocab, part, message, tmp_path):
+    params(tmp_path, vocab)
+    refused(saved(tmp_path / "consolidated.00.pth", part), message)
 
 
-def test_a_narrow_part_of_llama(tmp_path):
-    path = llama(tmp_path, 2, "columns", files=[0]) / "consolidated.00.pth"
-    part = torch.load(path)
-    del part["output.weight"]
-    torch.save(part, path)
-    refused(path, "a table of vectors of 6 numbers.*200 x 3")
+@pytest.mark.parametrize("named", ["", "consolidated.00.pth"])
+def test_one_file_of_llama_is_a_whole(named, tmp_path):
+    params(tmp_path)
+    whole = {"tok_embeddings.weight": INPUT, "output.weight": OUTPUT}
+    saved(tmp_path / "consolidated.00.pth", whole)
+    assert is_table(measured(tmp_path / named), OUTPUT)
 
 
 @pytest.mark.parametrize("name", ["output.weight", "lm_head.weight"])
@@ -146,70 +157,41 @@ def test_numbered_files_without_an_index(form, first, tmp_path):
     refused(paths[0], f"all of the (00002|2) files.*{paths[0].name}.*1")
 
 
-def megatron(vocab, inputs, output=None, **sizes):
-    model = {"embedding": {"word_embeddings": {"weight": inputs.clone()}}}
-    model["encoder"] = {"layers.0.mlp.weight": torch.randn(3, DIM), "final_norm.weight": NORM}
-    if output is not None:
-        model["output_layer"] = {"weight": output.clone()}
-    args = argparse.Namespace(padded_vocab_size=vocab, **sizes)
-    return {"args": args, "iteration": 7, "model": {"language_model": model}}
-
-
-@pytest.mark.parametrize("untied", [True, False])
-def test_the_parallel_files_of_megatron(untied, tmp_path):
-    for rank in range(4):
-        output = OUTPUT.chunk(4)[rank] if untied else None
-        part = megatron(200, INPUT.chunk(4)[rank], output, tensor_model_parallel_size=4)
-        saved(tmp_path / f"mp_rank_{rank:02}" / "model_optim_rng.pt", part)
-    path = tmp_path / "mp_rank_02" / "model_optim_rng.pt"
-    found = measured(path)
-    assert is_table(found, OUTPUT if untied else INPUT)
-    # The settings tell where the names do not.
-    alone = tmp_path / "model.pt"
-    alone.write_bytes(path.read_bytes())
-    refused(alone, "all of the 4 files of which .*model.pt is one")
-    torch.save(megatron(200, INPUT.chunk(4)[0]), alone)
-    refused(alone, "a table of 200 words.*50 x 6")
-
-
-def test_stages_of_a_pipeline(tmp_path):
-    for tensor in range(2):
-        for stage, table in enumerate(({"embed_tokens": INPUT}, {"output_layer": OUTPUT})):
-            part = {"layers.0.weight": torch.randn(3, DIM), **piece(tensor, **table)}
-            saved(tmp_path / f"mp_rank_{tensor:02}_{stage:03}" / "model_rng.pt", {"model": part})
-    assert is_table(measured(tmp_path / "mp_rank_00_000" / "model_rng.pt"), OUTPUT)
-
-
 def fairseq(tensors, **common):
     task = {"_name": "language_modeling", "data": ""}
     cfg = {"common": common, "task": task, "model": {"_name": "transformer_lm"}}
     return {"cfg": cfg, "model": tensors, "extra_state": {}}
 
 
-def test_the_parallel_files_of_fairseq(tmp_path):
-    paths = [tmp_path / f"checkpoint_1_50-model_part-{rank}.pt" for rank in range(2)]
-    for rank, path in enumerate(paths):
-        part = piece(rank, **{"decoder.output_projection": OUTPUT, "decoder.embed_tokens": INPUT})
-        torch.save(fairseq(part, model_parallel_size=2), path)
-    found = measured(paths[1])
-    assert found["table"]["rows"] == 200 and found["table"]["words"] == 199
-    assert found["table"]["name"] == "decoder.output_projection"
-    paths[1].unlink()
-    refused(paths[0], "all of the 2 files.*model_part-0")
+OF_SETTINGS = {
+    "Megatron": {
+        "args": argparse.Namespace(padded_vocab_size=200, tensor_model_parallel_size=4),
+        "model": piece(0, 4, output_layer=OUTPUT),
+    },
+    "stages": {
+        "args": argparse.Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=2),
+        "model": piece(0, 2, output_layer=OUTPUT),
+    },
+    "DeepSpeed": {"mp_world_size": 4, "module": piece(0, 4, lm_head=OUTPUT)},
+    "fairseq": fairseq(piece(0, 4, **{"decoder.fc_out": OUTPUT}), model_parallel_size=4),
+}
 
 
-def test_experts_of_fairseq_share_their_tables(tmp_path):
+@pytest.mark.parametrize("form", OF_SETTINGS)
+def test_a_part_by_its_settings_is_refused(form, tmp_path):
+    refused(saved(tmp_path / "model.pt", OF_SETTINGS[form]), "one of 4 parts, by its settings")
+
+
+def test_a_part_by_its_size_is_refused(tmp_path):
+    part = {"args": argparse.Namespace(padded_vocab_size=200), "model": piece(0, 4, lm_head=OUTPUT)}
+    refused(saved(tmp_path / "model.pt", part), "a table of 200 words.*50 x 6")
+
+
+def test_numbered_files_of_which_each_holds_a_piece(tmp_path):
     for rank in range(2):
-        part = {"decoder.embed_tokens.weight": INPUT, "decoder.experts.weight": torch.randn(9, 3)}
-        torch.save(fairseq(part), tmp_path / f"checkpoint_last-rank-{rank}.pt")
-    assert measured(tmp_path / "checkpoint_last-rank-0.pt")["table"]["rows"] == 200
-
-
-def test_parts_in_an_order_that_is_not_known(tmp_path):
-    for rank in range(2):
-        torch.save(piece(rank, lm_head=OUTPUT), tmp_path / f"checkpoint-rank-{rank}.pt")
+        torch.save(piece(rank, lm_head=OUTPUT), tmp_path / f"model-{rank + 1:05}-of-00002.pt")
         np.save(tmp_path / f"table-{rank:05}-of-00002.npy", OUTPUT.chunk(2)[rank].numpy())
-    refused(tmp_path / "checkpoint-rank-1.pt", "lm_head.weight: each of 2 files has a piece")
+    refused(tmp_path / "model-00002-of-00002.pt", "lm_head.weight: each of 2 files has a piece")
     refused(tmp_path / "table-00000-of-00002.npy", "array: each of 2 files has a piece")
 
 
@@ -229,16 +211,6 @@ def test_what_one_process_saves_of_flat_parameters(form, tmp_path):
     refused(tmp_path / "file.pt", "the weights of a whole model.*one process")
 
 
-def test_parts_that_are_numbered_from_one(tmp_path):
-    paths = [tmp_path / f"shard_{number}.pt" for number in (1, 2, 4)]
-    for path in paths[:2]:
-        path.write_bytes(b"a")
-    assert parts_of(paths[1]) == paths[:2]
-    paths[2].write_bytes(b"a")
-    with pytest.raises(CheckpointError, match="all of the at least 4 files.*found 3"):
-        parts_of(paths[0])
-
-
 @pytest.mark.parametrize("name, other", [
     ("rank-8.pt", "rank-16.pt"),
     ("shard3.pt", "shard9.pt"),
@@ -255,20 +227,6 @@ def test_the_settings_beside_a_table_that_is_named(tmp_path):
     refused(tmp_path, "a table of 200 words.*50 x 6")
     choice = measured(tmp_path, table="lm_head")["table"]["choice"]
     assert "50 x 6, and the settings say 200 words" in choice
-
-
-def test_one_rank_of_a_model_in_layers(tmp_path):
-    """Files of DeepSpeed's pipeline: one for each layer and process."""
-    first, second = (tmp_path / f"layer_00-model_0{rank}-model_states.pt" for rank in range(2))
-    for path in (first, second):
-        saved(path, {"word_embeddings.weight": torch.rand(100, 16)})
-    for path in (first, second):
-        refused(path, "each of 2 files has a piece")
-    first.unlink()
-    refused(second, "all of the at least 2 files")
-    second.unlink()
-    choice = measured(saved(first, {"word_embeddings.weight": INPUT}))["table"]["choice"]
-    assert "one layer of the model" in choice and "No output layer" not in choice
 
 
 TENSORS = {"model.embed_tokens.weight": INPUT, "lm_head.weight": OUTPUT}
@@ -338,23 +296,10 @@ def test_one_file_is_preferred_to_an_index_as_in_transformers(tmp_path):
     assert is_table(measured(tmp_path), OUTPUT)
 
 
-@pytest.mark.parametrize("name", ["model_{}.pt", "gpu{}_step9.pt"])
-@pytest.mark.parametrize(
-    "norms, message", [("alike", "parallel processes"), ("trained", None), ("frozen", None)]
-)
-def test_files_whose_names_differ_in_a_number_only(name, norms, message, tmp_path):
-    """Files of parallel processes have the same norms; checkpoints of a training have others."""
-    paths, tables = [tmp_path / name.format(rank) for rank in range(2)], OUTPUT.chunk(2)
-    if norms == "frozen":  # with all but the table
-        tables = OUTPUT, OUTPUT + 0.1 * torch.randn(200, DIM)
-    for rank, path in enumerate(paths):
-        norm = NORM + (rank if norms == "trained" else 0)
-        torch.save({"lm_head.weight": tables[rank].clone(), "norm.weight": norm}, path)
-    for path, table in zip(paths, tables):
-        if message is not None:
-            refused(path, message)
-        else:
-            assert is_table(measured(path), table)
-    if norms != "frozen":
-        torch.save({"other": NORM, "norm.weight": NORM}, paths[1])
-        assert is_table(measured(paths[0]), tables[0])
+@pytest.mark.parametrize("name", ["model_{}.pt", "language{}.pt", "checkpoint{}.pt"])
+def test_files_whose_names_differ_in_a_number_are_wholes(name, tmp_path):
+    """A frozen body with a new table for each language was taken for parallel processes."""
+    paths = [tmp_path / name.format(number) for number in range(2)]
+    for path, table in zip(paths, (INPUT, OUTPUT)):
+        torch.save({"lm_head.weight": table, "norm.weight": NORM}, path)
+    assert is_table(measured(paths[0]), INPUT) and is_table(measured(paths[1]), OUTPUT)
