@@ -1,1 +1,1 @@
-"""Checkpoint files: reading them safely, finding and rewriting the tables they hold."""
+"""Checkpoint files: reading them safely, finding and averaging the tables they hold."""

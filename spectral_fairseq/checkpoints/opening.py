@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.config import padding_rows
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
@@ -23,7 +24,7 @@ from spectral_fairseq.checkpoints.reading import (
     tensors_of,
 )
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
-from spectral_fairseq.checkpoints.settings import check_model, checkpoint_settings, padding_rows
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.shards import (
     Shards,
     check_no_part,
@@ -37,8 +38,9 @@ from spectral_fairseq.checkpoints.state_dict import (
     state_dict_of,
     without_adapters,
 )
-from spectral_fairseq.checkpoints.table_entries import PADDING_ROW, may_be_table
+from spectral_fairseq.checkpoints.table_entries import may_be_table
 from spectral_fairseq.checkpoints.tables import Tables
+from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.checkpoints.vectors import (
     looks_like_word_vectors,
     read_npy,
@@ -47,6 +49,7 @@ from spectral_fairseq.checkpoints.vectors import (
     tensor_of,
 )
 from spectral_fairseq.checkpoints.vocabulary import words_beside
+from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,

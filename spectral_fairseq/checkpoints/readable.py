@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from spectral_fairseq.checkpoints.settings import FLOATING, text_settings
+from spectral_fairseq.checkpoints.config import text_settings
 from spectral_fairseq.checkpoints.table_entries import (
     adapted,
     has_output,
@@ -16,6 +16,7 @@ from spectral_fairseq.checkpoints.table_entries import (
     output_tables,
 )
 from spectral_fairseq.checkpoints.tables import Tables, dtype_name
+from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.errors import CheckpointError, listed
 
 # Over how many devices the rows of a table are usually split.

@@ -36,7 +36,8 @@ import torch
 
 from spectral_fairseq.checkpoints.allowed import STAND_INS, allowed_globals
 from spectral_fairseq.checkpoints.saved import OF_DISTRIBUTED, checkpoint_file
-from spectral_fairseq.checkpoints.settings import check_model, check_settings, check_shared_tables
+from spectral_fairseq.checkpoints.settings import check_settings
+from spectral_fairseq.checkpoints.tensors import check_model, check_shared_tables
 from spectral_fairseq.errors import (
     COPY_AGAIN,
     CheckpointError,

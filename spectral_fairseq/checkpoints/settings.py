@@ -1,4 +1,4 @@
-"""What every tool may rely on in a checkpoint that was read: types, dense tensors, literals.
+"""What every tool may rely on in the settings of a checkpoint that was read: types and literals.
 
 A file that torch can read may still hold anything. It is checked once, here, so that the tools
 need no checks of their own.
@@ -15,12 +15,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 
 from spectral_fairseq.errors import (
-    CheckpointError,
     ConfigurationError,
     NotFairseqError,
     UntrustedError,
 )
-from spectral_fairseq.functional.row_blocks import BLOCK_ROWS
 
 # Values of settings that are written as Python expressions, without running code.
 #
@@ -92,8 +90,6 @@ class _Computed(ast.NodeTransformer):
 
 
 MOST_SETTINGS = 100_000
-
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Settings that fairseq evaluates where they are strings, in whatever node they stand.
 EVALUATED = frozenset(
@@ -269,161 +265,3 @@ def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, A
     if isinstance(stored, dict):
         return dict(stored)
     return dict(vars(stored)) if hasattr(stored, "__dict__") else {}
-
-
-def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
-    """Check a checkpoint's entry ``model``.
-
-    Args:
-        model: name -> tensor; the ``_extra_state`` of modules, torch's ``get_extra_state``, may be
-            anything.
-        path: where it was read from, for messages.
-        stored_bytes: what all tensors of the file can have in all.
-
-    Raises:
-        CheckpointError: it is not a mapping of names to dense tensors on the CPU, or a tensor is
-            larger than the file, or its numbers are of a type that nothing here computes with.
-    """
-    for name, tensor in model.items():
-        if not isinstance(name, str) or not (
-            isinstance(tensor, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
-        ):
-            raise NotFairseqError(
-                f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {path}",
-                f"{name!r} with a value of type {type(tensor).__name__}",
-            )
-        if isinstance(tensor, torch.Tensor):
-            wrong = _what_is_wrong(tensor, stored_bytes)
-            if wrong is not None:
-                raise CheckpointError(
-                    f"a dense tensor of numbers for {name} in {path}",
-                    wrong,
-                    "Give a checkpoint as the training saved it.",
-                )
-
-
-# The modules that hold one table, by the setting that shares it and its value.
-_OUTPUT = ("decoder.output_projection", "decoder.output_projection.table", "decoder.fc3")
-_DECODER = ("decoder.embed_tokens", *_OUTPUT)
-_SHARED = (
-    ("share_all_embeddings", True, ("encoder.embed_tokens", *_DECODER)),
-    ("share_decoder_input_output_embed", True, _DECODER),
-    ("share_input_output_embed", True, _DECODER),  # of fconv
-    (
-        "untie_weights_roberta",
-        False,
-        ("encoder.sentence_encoder.embed_tokens", "encoder.lm_head"),
-    ),
-)
-
-
-def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
-    """Refuse a table that has different values under its names, of which only one can be right.
-
-    Raises:
-        CheckpointError: the settings share a table, and its copies in the file are not equal.
-    """
-    nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
-    values = [by_name(part) or {} for part in nodes]
-    for setting, shares, modules in _SHARED:
-        if not any(part.get(setting) is shares for part in values):
-            continue
-        entries: Dict[str, List[str]] = {}
-        for key in state["model"]:
-            module, _, entry = key.rpartition(".")
-            # A head has a bias, and RoBERTa's a layer norm, which no input table has.
-            if module in modules and entry != "bias":
-                entries.setdefault(entry, []).append(key)
-        for names in entries.values():
-            refuse_unequal(
-                state["model"],
-                names,
-                f"in {path}, which share one table by {setting}",
-                "The file is damaged, or another program has changed one of the two: take the "
-                "checkpoint as the training saved it.",
-            )
-
-
-def refuse_unequal(tensors: Mapping[str, Any], names: Sequence[str], why: str, remedy: str) -> None:
-    """Raise an error unless the entries of some names, which share a table, hold the same numbers.
-
-    Args:
-        tensors: name -> tensor.
-        names: of the entries.
-        why: they share it, for the message.
-        remedy: what to do where they differ.
-
-    Raises:
-        CheckpointError: they differ.
-    """
-    for name in names[1:]:
-        if not same_values(tensors[name], tensors[names[0]]):
-            raise CheckpointError(f"{name} to equal {names[0]} {why}", "different values", remedy)
-
-
-def same_values(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers in the same type; NaN is the same as NaN."""
-    if tensor.shape != other.shape or tensor.dtype != other.dtype:
-        return False
-    if tensor.data_ptr() == other.data_ptr() and tensor.stride() == other.stride():
-        return True
-    return torch.equal(tensor, other) or all(
-        bool(((x == y) | ((x != x) & (y != y))).all())
-        for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (tensor, other)))
-    )
-
-
-def _what_is_wrong(tensor: torch.Tensor, stored_bytes: int) -> Any:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return "a quantized tensor" if tensor.is_quantized else "a sparse tensor"
-    if tensor.device.type != "cpu":
-        return f"one on the device {tensor.device.type}, without its numbers"
-    if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATING):
-        return f"one of {tensor.dtype}"
-    if tensor.numel() * tensor.element_size() > stored_bytes:
-        shape = " x ".join(map(str, tensor.shape))
-        return f"one of {shape} numbers, more than the file holds"
-    return None
-
-
-# Settings of transformers' models, as their config.json gives them.
-
-# How transformers names its models with an output layer over words.
-_WRITES_WORDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
-
-
-def vocabulary_sizes(settings: Mapping[str, Any]) -> List[int]:
-    """The numbers of words that the settings of a model give, of each vocabulary one."""
-    return sorted(set(_sizes(settings)))
-
-
-def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and depth:
-            yield from _sizes(value, depth - 1)
-        elif str(name).endswith("vocab_size") and type(value) is int and value > 0:
-            yield value
-
-
-def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the part of a model that has the words, with those of the whole before it."""
-    parts = (settings.get(name) for name in ("text_config", "decoder"))
-    inner = next((part for part in parts if isinstance(part, Mapping)), {})
-    return {**inner, **{name: value for name, value in settings.items() if value is not None}}
-
-
-def writes_words(settings: Mapping[str, Any]) -> bool:
-    """Whether a model ends in an output layer over words, by the name of its class."""
-    classes = settings.get("architectures")
-    return isinstance(classes, list) and any(str(name).endswith(_WRITES_WORDS) for name in classes)
-
-
-def padding_rows(settings: Mapping[str, Any]) -> List[int]:
-    """The row of the padding symbol, unless the symbol has another meaning as well."""
-    settings = text_settings(settings)
-    row = settings.get("pad_token_id")
-    others: List[Any] = []
-    for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
-        other = settings.get(name)
-        others += other if isinstance(other, list) else [other]
-    return [row] if type(row) is int and row >= 0 and row not in others else []

@@ -9,10 +9,10 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import Unread, read_json_object
-from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.checkpoints.table_entries import may_hold_table
 from spectral_fairseq.errors import CheckpointError, DataError, PartsError, listed
 from spectral_fairseq.files import names_in, why_not_readable
+from spectral_fairseq.functional.row_blocks import same_values
 
 # In numbered files, as model-00001-of-00004.safetensors, each holds other tensors of one model.
 _OF = re.compile(r"(\d+)[-_]of[-_](\d+)")

@@ -1,27 +1,15 @@
-"""Which entries of a model are tables over words, what each is used for, and what modules store.
+"""Which entries of a model are tables over words, and what each is used for.
 
-The first is told by names and shapes. The names are those of fairseq, of the architectures of
+This is told by names and shapes. The names are those of fairseq, of the architectures of
 transformers, of OpenNMT and Marian, and of the usual LSTM language models. Other modules have some
 of these names too, so that :func:`fitting_tables` asks for the shape and the place of each. Several
 ``tables`` are given by the names of the modules that hold each.
-
-A module stores a table as one matrix or as the factors of :mod:`spectral_fairseq.embeddings`:
-:func:`dense_form` computes the matrix, and :func:`stored_form` leads back.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
-
-import torch
-from torch import Tensor
-
-from spectral_fairseq.checkpoints.settings import same_values
-from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
-from spectral_fairseq.errors import NotFairseqError
-from spectral_fairseq.functional.row_blocks import BLOCK_ROWS
+from typing import List, Mapping, Sequence, Tuple
 
 # Modules that are, or contain, an input table or an output layer over words.
 INPUT_TABLES = frozenset(
@@ -205,111 +193,3 @@ def _use(name: str) -> str:
         if side in outer or last == f"{side}_Wemb":
             return use
     return _USES[2]
-
-
-# What modules store of a table: the matrix that it stands for, and back.
-
-
-# Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
-PADDING_ROW = 1
-
-FACTORED_KINDS = {
-    frozenset(kind.entries): kind for kind in TABLES if issubclass(kind, FactoredEmbedding)
-}
-"""The factored tables by the names of what they store."""
-
-
-def entries_by_module(model: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
-    """Group a checkpoint's tensors: module name -> entry name -> tensor."""
-    modules: Dict[str, Dict[str, Tensor]] = {}
-    for key, tensor in model.items():
-        module, _, entry = key.rpartition(".")
-        modules.setdefault(module, {})[entry] = tensor
-    return modules
-
-
-def factored_kind(entries: Mapping[str, Tensor]) -> Optional[Type[FactoredEmbedding]]:
-    """The kind of factored table that stores exactly these entries, if there is one."""
-    kind = FACTORED_KINDS.get(frozenset(entries))
-    return kind if kind is not None and entries[kind.entries[0]].dim() == 2 else None
-
-
-def kind_of(entries: Mapping[str, Tensor]) -> Type[Table]:
-    """The kind of table that a module stores, if it stores one."""
-    return factored_kind(entries) or PlainEmbedding
-
-
-def same_table(table: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two modules store one table, by what they store.
-
-    Training on a GPU, and tools that rewrite checkpoints, store shared tables apart.
-    """
-    kind = kind_of(table)
-    return kind is kind_of(other) and all(
-        same_values(table[entry], other[entry]) for entry in kind.entries
-    )
-
-
-def dense_form(
-    kind: Type[Table],
-    entries: Mapping[str, Tensor],
-    rows: Optional[Tensor] = None,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """The matrix of a stored table, computed block by block.
-
-    Args:
-        kind: of table.
-        entries: what it stores, of any floating type.
-        rows: which rows, shape (n,); all if not given.
-        dtype: of the arithmetic and the result.
-
-    Returns:
-        Shape (n, d).
-
-    Raises:
-        CheckpointError: factors whose shapes do not fit together, or an entry that should be one
-            number and is not.
-    """
-    count, dim = entries[kind.entries[0]].shape
-    rows = torch.arange(count) if rows is None else rows
-    _check_factors(kind, entries)
-    dense = torch.empty(len(rows), dim, dtype=dtype)
-    for chosen, block in zip(rows.split(BLOCK_ROWS), dense.split(BLOCK_ROWS)):
-        block.copy_(kind.dense_rows(entries, chosen, dtype))
-    return dense
-
-
-def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
-    """Compute the last row alone, to see whether the shapes fit."""
-    count, dim = entries[kind.entries[0]].shape
-    last = torch.arange(max(0, count - 1), count)
-    factors = (entries[name] for name in kind.entries if name not in kind.numbers)
-    try:
-        fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim)
-        fit = fit and all(len(factor) in (count, dim) for factor in factors if factor.dim() == 1)
-    except (IndexError, RuntimeError):
-        fit = False
-    if not fit:
-        shapes = (f"{name} {tuple(entries[name].shape)}" for name in kind.entries)
-        raise NotFairseqError(
-            f"factors of a {kind.kind} table that fit together", ", ".join(shapes)
-        )
-    for name in kind.numbers:
-        value = entries[name]
-        if value.dim() or not 0 <= float(value) < math.inf:
-            raise NotFairseqError(
-                f"one finite number of at least 0 as the {name} of a {kind.kind} table",
-                f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
-            )
-
-
-def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:
-    """What a table of a kind that equals ``weight``, shape (N, d), stores; float64.
-
-    A checkpoint does not say which rows are made-up words, of which there are at most a few, so U
-    of an SVD table becomes orthonormal over all rows but padding. The product is the same.
-    """
-    with torch.random.fork_rng(devices=[]):
-        table = kind(*weight.shape, PADDING_ROW).double()
-    return table.factor(weight.double())

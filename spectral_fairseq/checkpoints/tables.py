@@ -14,31 +14,29 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.config import text_settings, vocabulary_sizes, writes_words
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.reading import Unread
-from spectral_fairseq.checkpoints.settings import (
-    FLOATING,
-    text_settings,
-    vocabulary_sizes,
-    writes_words,
-)
 from spectral_fairseq.checkpoints.shards import Shards
 from spectral_fairseq.checkpoints.table_entries import (
-    PADDING_ROW,
     adapted,
-    dense_form,
-    entries_by_module,
     fitting_tables,
     has_output,
     is_output_entry,
-    kind_of,
     may_be_output,
     may_be_table,
     output_tables,
-    same_table,
     uses_of,
 )
+from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.embeddings import PlainEmbedding, Table
+from spectral_fairseq.embeddings.entries import (
+    PADDING_ROW,
+    dense_form,
+    entries_by_module,
+    kind_of,
+    same_table,
+)
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 

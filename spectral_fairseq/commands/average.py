@@ -68,7 +68,7 @@ def run(args: Arguments) -> int:
     for path in paths:
         checkpoint_file(path)
     out = check_output(args.output, paths, args.overwrite)
-    from spectral_fairseq.checkpoints.rewriting import average_checkpoints
+    from spectral_fairseq.checkpoints.averages import average_checkpoints
     from spectral_fairseq.checkpoints.shards import check_same_part
 
     check_same_part(paths)

@@ -207,12 +207,12 @@ def _dictionaries(
     args: Arguments, checkpoint: Dict[str, Any]
 ) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
     """Dictionaries of source and target, and their languages; None for a language model."""
+    from spectral_fairseq.checkpoints.averages import collapse_tables
     from spectral_fairseq.checkpoints.dictionary import (
         dictionary_files,
         find_dictionary,
         fitting_dictionary,
     )
-    from spectral_fairseq.checkpoints.rewriting import collapse_tables
 
     model = collapse_tables(checkpoint["model"])
     dictionaries: Dict[str, Any] = {}

@@ -29,7 +29,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.rewriting import collapse_tables
+from spectral_fairseq.checkpoints.averages import collapse_tables
 from spectral_fairseq.checkpoints.settings import by_name, checkpoint_settings
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES

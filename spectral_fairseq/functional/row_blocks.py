@@ -114,3 +114,15 @@ def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
         return torch.arange(count)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator)[:wanted].sort().values
+
+
+def same_values(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in the same type; NaN is the same as NaN."""
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
+        return False
+    if tensor.data_ptr() == other.data_ptr() and tensor.stride() == other.stride():
+        return True
+    return torch.equal(tensor, other) or all(
+        bool(((x == y) | ((x != x) & (y != y))).all())
+        for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (tensor, other)))
+    )

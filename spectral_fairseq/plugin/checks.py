@@ -12,10 +12,10 @@ from fairseq.modules.quantization.scalar.modules import IntLinear
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.checkpoints.settings import refuse_unequal
-from spectral_fairseq.checkpoints.table_entries import entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.tensors import refuse_unequal
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, Table, WeightNormEmbedding
+from spectral_fairseq.embeddings.entries import entries_by_module, factored_kind
 from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import CheckpointError

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.table_entries import dense_form, entries_by_module, kind_of
 from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
 from spectral_fairseq.embeddings import TABLES as KINDS
+from spectral_fairseq.embeddings.entries import dense_form, entries_by_module, kind_of
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.options import check_ranges
 from tests.checkpoints.made import NAME, entries

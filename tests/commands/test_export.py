@@ -13,8 +13,8 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import build_model
 from omegaconf import OmegaConf
 
+from spectral_fairseq.checkpoints.averages import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.commands import export_plain
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.averages import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from tests.conftest import PACKAGE, TINY_TRANSLATION, train_command
 
 SHARED = "--share-all-embeddings"

@@ -70,9 +70,9 @@ def main():
     embeddings.TABLES += (ScaledEmbedding,)
     heads.HEADS += (TemperedHead,)
     import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-    from spectral_fairseq.checkpoints.rewriting import collapse_tables
-    from spectral_fairseq.checkpoints.table_entries import stored_form
+    from spectral_fairseq.checkpoints.averages import collapse_tables
     from spectral_fairseq.checkpoints.tables import Tables
+    from spectral_fairseq.embeddings.entries import stored_form
     from spectral_fairseq.errors import CheckpointError
     from tests.plugin.conftest import SIZES, build_model, make_sample, words
 

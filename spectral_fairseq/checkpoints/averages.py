@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
-from spectral_fairseq.checkpoints.settings import refuse_unequal
-from spectral_fairseq.checkpoints.table_entries import (
+from spectral_fairseq.checkpoints.tensors import refuse_unequal
+from spectral_fairseq.embeddings import FactoredEmbedding
+from spectral_fairseq.embeddings.entries import (
     dense_form,
     entries_by_module,
     factored_kind,
     same_table,
     stored_form,
 )
-from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
