@@ -94,11 +94,8 @@ def analyze(
             dictionary=dictionary,
             counts=counts,
             progress=None if progress is None else progress(index),
-            first=analysed[0].reference if analysed else None,
             verify=verify,
         )
-        if analysed:
-            analysed_model.reference = None  # only the first table stays in memory
         analysed.append(analysed_model)
     return Report(analysed, chosen, methods=methods)
 

@@ -262,23 +262,6 @@ GROUPS: Dict[str, List[Measure]] = {
         )
         for group in FREQUENCIES
     ],
-    "Distance from the first checkpoint": [
-        Measure(
-            "drift_cka",
-            "linear CKA",
-            "similarity of the table with that of the first checkpoint, over the words of both "
-            "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
-            None,
-            decimals=6,
-        ),
-        Measure(
-            "drift_procrustes",
-            "Procrustes residual",
-            "relative distance from the first checkpoint's table after the best rotation and scale",
-            None,
-            decimals=6,
-        ),
-    ],
     "Factors of an SVD table": [
         Measure(
             "u_frobenius",

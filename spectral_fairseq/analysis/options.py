@@ -72,7 +72,6 @@ SHARES: Dict[str, float] = {
     "partition function": 8,
     "cosines": 0.5,
     "norms and neighbours": 1,
-    "drift": 2,
     "predictions": 20,
     "BLEU of the n best": 3,
 }

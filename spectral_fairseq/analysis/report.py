@@ -34,17 +34,11 @@ from spectral_fairseq.files import check_free, check_parent, replacing
 
 # What a terminal shows of a table, beside the values of a random one.
 FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_centred")
-# Of several tables also how far they are from the first one.
-DRIFT = ("drift_cka", "drift_procrustes")
 
 
 def as_summary(document: Dict[str, Any]) -> str:
-    """What was measured, the verdict, and four figures: at most 25 lines for one model.
-
-    Several models also have their distance from the first one, and seeds their mean.
-    """
-    compared = any(checkpoint["drift"] for checkpoint in document["checkpoints"])
-    asked = [m for m in ALL if m.key in (*FOUR, *(DRIFT if compared else ()))]
+    """What was measured, the verdict, and four figures: at most 25 lines for one model."""
+    asked = [m for m in ALL if m.key in FOUR]
     parts = _parts(document, {"": asked}, asked)
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))

@@ -8,15 +8,14 @@ import os
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import Tensor
 
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.dictionary import Counts, WordList, read_counts, with_counts
+from spectral_fairseq.checkpoints.dictionary import Counts, read_counts, with_counts
 from spectral_fairseq.checkpoints.opening import open_memory, open_model
 from spectral_fairseq.checkpoints.readable import check_readable, check_whole
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
@@ -24,8 +23,6 @@ from spectral_fairseq.checkpoints.table_entries import has_output, is_output
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
-from spectral_fairseq.functional.ranks import random_cka, random_procrustes
-from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
@@ -40,12 +37,10 @@ class Analysed:
     Attributes:
         result: its entry in the document, ready for JSON.
         measured: the same with the points of the projection.
-        reference: its table, with which later checkpoints can be compared.
     """
 
     result: Dict[str, Any]
     measured: Measured
-    reference: Optional[Reference] = None
 
 
 def analyse_model(
@@ -57,13 +52,9 @@ def analyse_model(
     dictionary: Optional[Union[str, Path]] = None,
     counts: Optional[Union[str, Path, Counts]] = None,
     progress: Optional[StepCallback] = None,
-    first: Optional[Reference] = None,
     verify: bool = True,
 ) -> Analysed:
-    """Measure one table, with the arguments of :func:`~spectral_fairseq.analysis.api.analyze`.
-
-    The drift is measured from ``first``, the table of the first of several checkpoints.
-    """
+    """Measure one table, with the arguments of :func:`~spectral_fairseq.analysis.api.analyze`."""
     progress = progress or StepCallback()
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
@@ -89,17 +80,9 @@ def analyse_model(
     table_hash = _table_hash(opened, chosen, progress, verify)
     prior = prior_of(opened.checkpoint, chosen)
     measured = measure_table(chosen, options, words, prior, progress)
-    reference = Reference(label or label_of(model), chosen, words, table_hash)
-    moved = None
-    if first is not None:
-        progress.begin("drift")
-        comparison = drift(first, reference)
-        measured.measures.update(comparison.measures)
-        measured.details["random"].update(comparison.random)
-        moved = {"from": first.label, "words": comparison.words}
     result = {
         "path": None if opened.path is None else str(opened.path),
-        "label": reference.label,
+        "label": label or label_of(model),
         "sha256": table_hash,
         "origin": _origin(opened, names),
         "arch": opened.arch,
@@ -123,13 +106,12 @@ def analyse_model(
         },
         "measures": measured.measures,
         **measured.details,
-        "drift": moved,
         "outputs": None,
         "nbest": None,
     }
-    result["signature"] = signature_of(result, options, first)
+    result["signature"] = signature_of(result, options)
     progress.end()
-    return Analysed(result, measured, reference)
+    return Analysed(result, measured)
 
 
 def _origin(opened: Tables, names: Sequence[str]) -> str:
@@ -197,9 +179,7 @@ def document(
     )
 
 
-def signature_of(
-    result: Mapping[str, Any], options: Options, first: Optional[Reference] = None
-) -> str:
+def signature_of(result: Mapping[str, Any], options: Options) -> str:
     """Options, seed, versions and hashes behind one checkpoint's figures, in one line."""
     table, dictionary_hash = result["table"], result["dictionary"]["sha256"]
     counts_hash = result["dictionary"]["counts"]["sha256"]
@@ -216,7 +196,6 @@ def signature_of(
             "dict": dictionary_hash[:12] if dictionary_hash else "none",
             **({"counts": counts_hash[:12]} if counts_hash else {}),
             "ckpt": result["sha256"][:12],
-            **({"first": first.sha256[:12]} if first is not None else {}),
         }
     )
 
@@ -271,79 +250,6 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prio
             f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",
             "Use a checkpoint that trained.",
         ) from error
-
-
-# How far the table of one checkpoint has moved from that of another, over the words of both.
-
-
-@dataclass
-class Reference:
-    """The table that others are compared with.
-
-    Attributes:
-        label: of its checkpoint.
-        table: without rows that stand for no word.
-        words: its dictionary, if there is one.
-        sha256: as in the document.
-    """
-
-    label: str
-    table: StoredTable
-    words: Optional[WordList]
-    sha256: str = ""
-
-
-class Drift(NamedTuple):
-    """How far a table is from another one.
-
-    Attributes:
-        measures: ``drift_*``; None where the tables have fewer than two words in common.
-        random: the same of two independent random tables of these words, where that is known.
-        words: how many words both tables have.
-    """
-
-    measures: Dict[str, Optional[float]]
-    random: Dict[str, float]
-    words: int
-
-
-def drift(reference: Reference, other: Reference) -> Drift:
-    """Compare two tables over the words that both have."""
-    rows = common_rows(reference, other)
-    if rows is None:
-        return Drift({"drift_cka": None, "drift_procrustes": None}, {}, 0)
-    products = centred_products(reference.table.weight, other.table.weight, *rows)
-    values = {"drift_cka": linear_cka(products), "drift_procrustes": procrustes_residual(products)}
-    measures = {key: value if value == value else None for key, value in values.items()}
-    count, widths = len(rows[0]), [model.table.weight.size(1) for model in (reference, other)]
-    random = {
-        "drift_cka": random_cka(count, *widths),
-        "drift_procrustes": random_procrustes(count, *widths),
-    }
-    return Drift(measures, {k: value for k, value in random.items() if value is not None}, count)
-
-
-def common_rows(reference: Reference, other: Reference) -> Optional[Tuple[Tensor, Tensor]]:
-    """Return the rows of either ``table.weight`` that stand for the same words, shape (N,) each.
-
-    Words are the same by their spelling, or without two dictionaries by their row, if both tables
-    are stored with as many rows. None where fewer than two are in common.
-    """
-    if reference.words is not None and other.words is not None:
-        names = [
-            [words.symbols[row] for row in table.rows.tolist()]
-            for table, words in ((reference.table, reference.words), (other.table, other.words))
-        ]
-    elif reference.table.stored_rows == other.table.stored_rows:
-        names = [[str(row) for row in part.table.rows.tolist()] for part in (reference, other)]
-    else:
-        return None
-    place = {name: at for at, name in enumerate(names[0])}
-    pairs = [(place[name], at) for at, name in enumerate(names[1]) if name in place]
-    if len(pairs) < 2:
-        return None
-    left, right = torch.tensor(pairs).t()
-    return left, right
 
 
 # Mean and spread of every measure over the seeds of a method.

@@ -216,7 +216,6 @@ def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str
     unused = {
         "predictions": not asked.data,
         "BLEU of the n best": not nbest,
-        "drift": len(paths) == 1,
     }
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
     with checkpoints_bar(args.no_progress, total) as bar:

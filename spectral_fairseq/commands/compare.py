@@ -14,13 +14,13 @@ from spectral_fairseq.files import names_in
 from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
-Measure several models and put them side by side: one table, their curves on common axes, how far
-each table is from the first one, and with --methods mean and spread over the seeds of a method. The
-models are files or folders as for analyze. A folder of a training run stands for all of its
-checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
-fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
-the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
-is the only one, and for the model beside others.
+Measure several models and put them side by side: one table, their curves on common axes, and with
+--methods mean and spread over the seeds of a method. The models are files or folders as for
+analyze. A folder of a training run stands for all of its checkpoints in the order of training:
+checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of fairseq, checkpoint-<updates> of
+transformers. With three or more of one run, the report also draws the measures over the updates. A
+folder that holds a model as well stands for its checkpoints if it is the only one, and for the
+model beside others.
 Example: spectral-fairseq compare plain.pt other.pt --out report
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Sequence
 
 import torch
 from torch import Tensor
@@ -95,11 +95,7 @@ def spectrum_measures(sigma: Tensor) -> Dict[str, float]:
 #   https://doi.org/10.1070/SM1967v001n04ABEH001994): with y = d / N the values sigma^2 d / (N r^2)
 #   have the density sqrt((b - x) (x - a)) / (2 pi y x) on [a, b], a, b = (1 -+ sqrt(y))^2. No
 #   singular value is expected beyond the edge r (1 + sqrt(N / d)), up to fluctuations of the
-#   relative
-#   order min(N, d)^(-2/3);
-# * two of them, independent of each other, have a linear CKA of d / (N + d), and an orthogonal
-#   Procrustes residual of sqrt(1 - (8 / (3 pi))^2 d / N), because A'B has the spectrum of a d x d
-#   matrix of independent entries.
+#   relative order min(N, d)^(-2/3).
 #
 # Rows of different lengths, which every trained table has, put the first singular values somewhat
 # beyond the edge even if their directions are random.
@@ -152,36 +148,6 @@ def random_spectrum(count: int, dim: int, rms_norm: float) -> Tensor:
 def random_mean_share(count: int) -> float:
     """Return the expected norm of the mean row, relative to the row norms, for N rows."""
     return 1 / math.sqrt(count)
-
-
-def random_cka(count: int, dim: int, other_dim: Optional[int] = None) -> float:
-    """Return the linear CKA of two independent random tables of N rows.
-
-    Args:
-        count: N.
-        dim: d of one table.
-        other_dim: d of the other one; the same if not given.
-    """
-    other_dim = other_dim or dim
-    return math.sqrt(dim * other_dim / ((count + dim) * (count + other_dim)))
-
-
-def random_procrustes(count: int, dim: int, other_dim: Optional[int] = None) -> Optional[float]:
-    """Return the Procrustes residual of two independent random tables of N rows.
-
-    It is the limit for many more rows than dimensions, in which the product of the two tables is
-    a random matrix. It is None where N < 4 d for the larger d: at 2 d it is a fortieth off.
-
-    Args:
-        count: N.
-        dim: d of one table.
-        other_dim: d of the other one; the same if not given.
-    """
-    narrow, wide = sorted((dim, other_dim or dim))
-    if count < 4 * wide:
-        return None
-    nuclear_norm = float(random_spectrum(wide, narrow, math.sqrt(narrow)).sum())
-    return math.sqrt(1 - nuclear_norm**2 / (count * narrow * wide))
 
 
 # Empirical rank of a matrix of log-probabilities, and the distribution of its singular values.

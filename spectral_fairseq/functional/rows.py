@@ -1,120 +1,29 @@
-"""How far apart two tables of the same words are, and rows that training never reached.
+"""Rows of a table that stand out: unusual lengths, rows that training never reached, their repair.
 
-Both distances are of tables without their mean row, A and B of N x d_a and N x d_b.
-
-* Linear CKA (Kornblith, Norouzi, Lee, Hinton: "Similarity of Neural Network Representations
-  Revisited", ICML 2019, https://arxiv.org/abs/1905.00414, equation 5):
-
-      CKA = ||A'B||_F^2 / (||A'A||_F ||B'B||_F)          1: the same up to rotation and scale
-
-* Orthogonal Procrustes (Schönemann, Psychometrika 31, 1966, https://doi.org/10.1007/BF02289451):
-  what is left of B after the best rotation Q and scale c, with ||.||_* the sum of singular values,
-
-      min_{c, Q} ||c A Q - B||_F / ||B||_F = sqrt(1 - (||A'B||_* / (||A||_F ||B||_F))^2)
-
-  0: the same up to rotation and scale; the roles of A and B are alike.
-
-CKA follows the directions of the largest variance; the residual counts every direction.
+The statistics of two values for each row, such as its length and its count, are here too.
 """
 
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import (
     ConfigurationError,
-    DataError,
     check_choice,
-    check_count,
     check_enough,
     check_range,
 )
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import (
-    BLOCK_ROWS,
     cached_rows,
     checked_table,
     rows_outside,
 )
 from spectral_fairseq.functional.row_norms import SMALLEST_SHARE, row_lengths
-
-
-class CentredProducts(NamedTuple):
-    """Products of two tables whose mean rows were subtracted, float64.
-
-    Attributes:
-        left: A'A, shape (d_a, d_a).
-        right: B'B, shape (d_b, d_b).
-        cross: A'B, shape (d_a, d_b).
-    """
-
-    left: Tensor
-    right: Tensor
-    cross: Tensor
-
-
-@torch.no_grad()
-def centred_products(
-    left: Tensor,
-    right: Tensor,
-    left_rows: Optional[Tensor] = None,
-    right_rows: Optional[Tensor] = None,
-    *,
-    block_rows: int = BLOCK_ROWS,
-) -> CentredProducts:
-    """Return the three products, from one pass over blocks of rows.
-
-    Args:
-        left: A before centring, shape (n_a, d_a).
-        right: B before centring, shape (n_b, d_b).
-        left_rows: rows of A to take, shape (N,); all if not given.
-        right_rows: those of B that stand for the same words, shape (N,).
-        block_rows: rows that are converted to float64 at a time.
-
-    Raises:
-        DataError: different numbers of rows, or fewer than two.
-    """
-    left, right = checked_table(left), checked_table(right)
-    left_places = torch.arange(left.size(0)) if left_rows is None else left_rows
-    right_places = torch.arange(right.size(0)) if right_rows is None else right_rows
-    remedy = "Name the rows of the words that both have."
-    check_enough(len(left_places), 2, "rows of the same words in both tables", remedy)
-    check_count(len(right_places), len(left_places), "rows of the other table", remedy, DataError)
-    width = left.size(1)
-    total = left.new_zeros(width + right.size(1), dtype=torch.float64)
-    gram = torch.outer(total, total)
-    # Without its first row a table of equal rows is zero, and a long mean cancels fewer digits.
-    first = torch.cat([left[left_places[0]].double(), right[right_places[0]].double()])
-    for left_block, right_block in zip(
-        left_places.split(block_rows), right_places.split(block_rows)
-    ):
-        # [b, d_a + d_b]
-        both = torch.cat([left[left_block].double(), right[right_block].double()], 1)
-        both -= first
-        gram.addmm_(both.t(), both)
-        total += both.sum(0)
-    gram.addr_(total, total, alpha=-1 / len(left_places))
-    return CentredProducts(gram[:width, :width], gram[width:, width:], gram[:width, width:])
-
-
-def linear_cka(products: CentredProducts) -> float:
-    """Return CKA, between 0 and 1; NaN where all rows of a table are equal."""
-    scale = float(products.left.norm() * products.right.norm())
-    return float(products.cross.norm()) ** 2 / scale if scale > 0 else float("nan")
-
-
-def procrustes_residual(products: CentredProducts) -> float:
-    """Return the residual, between 0 and 1; NaN where all rows of a table are equal."""
-    squares = float(products.left.trace() * products.right.trace())
-    if squares <= 0:
-        return float("nan")
-    alike = float(torch.linalg.svdvals(products.cross).sum()) / squares**0.5
-    return max(1 - alike**2, 0.0) ** 0.5
-
 
 # How far values lie from the middle of their sample, in a unit that outliers cannot change.
 #

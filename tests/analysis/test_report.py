@@ -250,7 +250,7 @@ def of_one(results, **changed):
 
 def test_rounding_noise_is_zero_in_every_format(results):
     noisy = of_one(results)
-    noisy["checkpoints"][0]["measures"].update(mean_cosine=-1.608e-05, drift_cka=1.2e-08)
+    noisy["checkpoints"][0]["measures"].update(mean_cosine=-1.608e-05, mean_cosine_centred=1.2e-08)
     html = re.sub(r'href="data:[^"]*"', "", as_html(noisy, draw_all(noisy)[:2]))
     for text in (as_text(noisy), html):
         assert "e-05" not in text and "e-08" not in text

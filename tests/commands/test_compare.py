@@ -50,21 +50,16 @@ def test_files_side_by_side(run_folder, command):
     paths = [run_folder / name for name in ("checkpoint1.pt", "checkpoint_last.pt")]
     text = command("compare", *paths, "--labels", "svd,plain")
     assert ["svd", "plain"] in [line.split() for line in text.splitlines()]
-    assert "linear CKA" in text and "IsoScore" not in text and len(text.splitlines()) <= 40
+    assert "IsoScore" not in text and len(text.splitlines()) <= 40
     text = command("compare", *paths, "--all")
     (line,) = [line for line in text.splitlines() if "||U'U - I||_F" in line]
     assert line.split()[-1] == "–"
 
 
 @pytest.mark.slow
-def test_drift_and_seeds_of_a_method(run_folder, command, compared):
+def test_seeds_of_a_method(run_folder, command, compared):
     paths = [run_folder / f"checkpoint{epoch}.pt" for epoch in (1, 2, 10)]
     found, _ = compared(*paths, "--methods", "a,b,b")
-    first, second, _ = found["checkpoints"]
-    assert first["drift"] is None and first["measures"].get("drift_cka") is None
-    assert second["drift"] == {"from": "checkpoint1", "words": 60}
-    # The same directions at half the spread: equal up to shift and scale.
-    assert second["measures"]["drift_cka"] == pytest.approx(1, abs=1e-4)
     cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
     seeds = found["methods"][1]["measures"]["mean_cosine"]
     assert seeds["mean"] == pytest.approx((cosines[1] + cosines[2]) / 2)

@@ -74,4 +74,4 @@ def test_it_runs_and_shows_what_it_says(transformers, executed):
     pictures = [output for output in shown if "image/png" in output.get("data", {})]
     frames = [output for output in shown if "text/html" in output.get("data", {})]
     assert len(pictures) == 2 and len(frames) == 2
-    assert "drift_cka" in frames[-1]["data"]["text/plain"]
+    assert "mean_cosine_rare" in frames[-1]["data"]["text/plain"]
