@@ -27,7 +27,6 @@ from spectral_fairseq.analysis.report import (
 from spectral_fairseq.analysis.results import (
     Analysed,
     analyse_model,
-    check_methods,
     document,
     labels_for,
 )
@@ -41,7 +40,6 @@ def analyze(
     dictionary: Optional[Union[str, Path]] = None,
     counts: Optional[Union[str, Path, Counts]] = None,
     labels: Optional[Sequence[str]] = None,
-    methods: Optional[Sequence[str]] = None,
     progress: Optional[Callable[[int], StepCallback]] = None,
     verify: bool = True,
     **options: Any,
@@ -59,8 +57,6 @@ def analyze(
         counts: how often each word occurs: a file with lines "<word> <count>", a mapping from
             words to counts, or one number for each row.
         labels: different names, one for each model; made from the paths if not given.
-        methods: the method of each model, equal for its seeds, over which mean and standard
-            deviation are given.
         progress: called with the number of each model from 0 on; the result follows its steps.
         verify: compare the bytes of a file with the checksums in it, if it has any; reading all of
             a huge file takes time.
@@ -82,8 +78,6 @@ def analyze(
     if isinstance(options.get("words"), str):
         options["words"] = (options["words"],)
     chosen = Options(**options)
-    if methods is not None:
-        check_methods(methods, len(models))
     analysed: List[Analysed] = []
     for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):
         analysed_model = analyse_model(
@@ -97,7 +91,7 @@ def analyze(
             verify=verify,
         )
         analysed.append(analysed_model)
-    return Report(analysed, chosen, methods=methods)
+    return Report(analysed, chosen)
 
 
 _log = logging.getLogger(__name__)
@@ -134,19 +128,12 @@ class Report:
         analysed: the results of each model.
         options: what was sampled, and how.
         command: which subcommand the document names as its origin.
-        methods: the method of each model, if they are to be compared.
     """
 
-    def __init__(
-        self,
-        analysed: Sequence[Analysed],
-        options: Options,
-        methods: Optional[Sequence[str]] = None,
-    ) -> None:
+    def __init__(self, analysed: Sequence[Analysed], options: Options) -> None:
         self.analysed: List[Analysed] = list(analysed)
         self.options = options
         self.command = "analyze"
-        self.methods = methods
 
     def extend(self, index: int, measures: Mapping[str, Optional[float]], **entries: Any) -> None:
         """Add measures of something else than the table, such as predictions.
@@ -168,7 +155,7 @@ class Report:
 
     def to_dict(self) -> Dict[str, Any]:
         """The document that ``--format json`` prints."""
-        return document(self.command, self.analysed, self.options, self.methods)
+        return document(self.command, self.analysed, self.options)
 
     def scalars(self) -> Dict[str, float]:
         """The measures of the only model that apply to it, for loggers: key -> number.

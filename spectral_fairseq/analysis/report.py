@@ -38,8 +38,7 @@ FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_
 
 def as_summary(document: Dict[str, Any]) -> str:
     """What was measured, the verdict, and four figures: at most 25 lines for one model."""
-    asked = [m for m in ALL if m.key in FOUR]
-    parts = _parts(document, {"": asked}, asked)
+    parts = _parts(document, {"": [m for m in ALL if m.key in FOUR]})
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))
 
@@ -47,17 +46,13 @@ def as_summary(document: Dict[str, Any]) -> str:
 def as_text(document: Dict[str, Any]) -> str:
     """All measures of the document as aligned plain text."""
     signed = (f"{entry['label']}: {entry['signature']}" for entry in document["checkpoints"])
-    return printable("\n\n".join([*_parts(document, _groups(document), ALL), "\n".join(signed)]))
+    return printable("\n\n".join([*_parts(document, _groups(document)), "\n".join(signed)]))
 
 
-def _parts(
-    document: Dict[str, Any], groups: Dict[str, List[Measure]], asked: Sequence[Measure]
-) -> List[str]:
-    """What was measured, the verdict, the table of measures, seeds and neighbours."""
+def _parts(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> List[str]:
+    """What was measured, the verdict, the table of measures and neighbours."""
     checkpoints = document["checkpoints"]
-    parts = [*_openings(checkpoints), _measures(document, groups)]
-    parts += [_over_seeds(document, asked)] if document["methods"] else []
-    return parts + _neighbours(checkpoints)
+    return [*_openings(checkpoints), _measures(document, groups), *_neighbours(checkpoints)]
 
 
 def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
@@ -85,32 +80,6 @@ def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str
                 cells.append(m.shown(random[m.key]) if m.key in random else "")
             rows.append([m.title, *cells])
     return _aligned(rows, headers)
-
-
-def _over_seeds(document: Dict[str, Any], asked: Sequence[Measure]) -> str:
-    """Of measures those that all seeds of some method have: mean and standard deviation."""
-    methods = document["methods"]
-    names = [f"{method['name']} (n = {len(method['labels'])})" for method in methods]
-    rows = [
-        [measure.title, *(spread_of(method, measure) for method in methods)]
-        for measures in _groups(document).values()
-        for measure in measures
-        if measure in asked and any(measure.key in method["measures"] for method in methods)
-    ]
-    return _aligned(rows, ["mean ± standard deviation", *names])
-
-
-def spread_of(method: Mapping[str, Any], measure: Measure) -> str:
-    """Mean and standard deviation of a measure over the seeds of a method, for readers."""
-    statistics = method["measures"].get(measure.key)
-    if statistics is None:
-        return shown(None)
-    mean = measure.shown(statistics["mean"])
-    return (
-        mean
-        if statistics["std"] is None
-        else f"{mean} ± {shown(statistics['std'], 2, measure.decimals)}"
-    )
 
 
 def _aligned(rows: List[Any], headers: List[str]) -> str:
@@ -186,7 +155,6 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         opening=OPENING,
         raw=base64.b64encode(json.dumps(document, ensure_ascii=False).encode()).decode(),
         shown=shown,
-        spread_of=spread_of,
         headline_of=headline,
         verdict=verdict,
         warnings=warnings(checkpoints),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -154,16 +153,8 @@ def is_path(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike))
 
 
-def document(
-    command: str,
-    analysed: Sequence[Analysed],
-    options: Options,
-    methods: Optional[Sequence[str]] = None,
-) -> Dict[str, Any]:
-    """Return the document: versions, options, and one entry for each checkpoint.
-
-    ``methods`` names the method of each checkpoint, equal for its seeds.
-    """
+def document(command: str, analysed: Sequence[Analysed], options: Options) -> Dict[str, Any]:
+    """Return the document: versions, options, and one entry for each checkpoint."""
     chosen = dataclasses.asdict(options)
     chosen["words"] = list(options.words)
     return finite(
@@ -174,7 +165,6 @@ def document(
             "threads": torch.get_num_threads(),
             "options": chosen,
             "checkpoints": [model.result for model in analysed],
-            "methods": by_method([model.result for model in analysed], methods) if methods else [],
         }
     )
 
@@ -209,8 +199,8 @@ def labels_for(models: Sequence[Any], labels: Optional[Sequence[str]] = None) ->
     """A different name for each model, as short as that allows."""
     if labels is not None:
         names = set(labels) - {""} if len(labels) == len(models) else labels
-        what = "different names in --labels, one for each checkpoint"
-        check_count(len(names), len(models), what, "Separate them by commas.")
+        what = "different names in `labels`, one for each model"
+        check_count(len(names), len(models), what, "Give each its own.")
         return list(labels)
     named = [_parts_of(model) if is_path(model) else (label_of(model),) for model in models]
     for depth in range(1, max(map(len, named)) + 1):
@@ -250,49 +240,3 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prio
             f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",
             "Use a checkpoint that trained.",
         ) from error
-
-
-# Mean and spread of every measure over the seeds of a method.
-
-
-def check_methods(methods: Sequence[str], count: int) -> None:
-    """Refuse another number of names than there are checkpoints."""
-    remedy = "Separate them by commas, and repeat the name of a method for each of its seeds."
-    check_count(len(methods), count, "names in --methods, one for each checkpoint", remedy)
-
-
-def by_method(
-    checkpoints: Sequence[Mapping[str, Any]], methods: Sequence[str]
-) -> List[Dict[str, Any]]:
-    """Return the entries ``methods`` of the document, in the order in which methods first appear.
-
-    Checkpoints of equal ``methods`` are the seeds of one.
-
-    Returns:
-        For each method its name, the labels of its checkpoints, and for each measure that all of
-        them have the mean and the sample standard deviation (divided by n - 1), which is None for
-        a single checkpoint.
-    """
-    check_methods(methods, len(checkpoints))
-    entries = []
-    for name in dict.fromkeys(methods):
-        seeds = [checkpoint for checkpoint, method in zip(checkpoints, methods) if method == name]
-        known = {
-            key: [checkpoint["measures"][key] for checkpoint in seeds]
-            for key in seeds[0]["measures"]
-            if all(checkpoint["measures"].get(key) is not None for checkpoint in seeds)
-        }
-        entries.append(
-            {
-                "name": name,
-                "labels": [checkpoint["label"] for checkpoint in seeds],
-                "measures": {
-                    key: {
-                        "mean": statistics.fmean(values),
-                        "std": statistics.stdev(values) if len(values) > 1 else None,
-                    }
-                    for key, values in known.items()
-                },
-            }
-        )
-    return entries

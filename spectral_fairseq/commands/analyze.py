@@ -110,9 +110,6 @@ class ReportArguments:
         "number for each row (text or .npy); dict.txt has its own",
         metavar="FILE",
     )
-    labels: Optional[str] = option(
-        None, "names of the checkpoints, separated by commas", metavar="A,B,..."
-    )
     measuring: Options = part(Options)
     predictions: PredictionArguments = part(
         PredictionArguments, "predictions", "fairseq builds the model and runs it on data"
@@ -137,12 +134,7 @@ def run(args: Arguments) -> int:
     return report(args.report, paths, "analyze")
 
 
-def report(
-    args: ReportArguments,
-    paths: Sequence[Path],
-    command: str,
-    methods: Optional[str] = None,
-) -> int:
+def report(args: ReportArguments, paths: Sequence[Path], command: str) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
     nbest = args.predictions.nbest
     if nbest:
@@ -162,7 +154,7 @@ def report(
         beside = [name for name in (args.dictionary, args.counts) if name]
         check_inputs_stay(folder, [*paths, *beside, *args.predictions.nbest])
         import_matplotlib()
-    analysis = _analyse(args, paths, methods)
+    analysis = _analyse(args, paths)
     analysis.command = command
     page = None if args.out is None else analysis.write(args.out, args.overwrite)
     if args.format == "json":
@@ -196,7 +188,7 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
             raise CheckpointError(wanted, "a model of another format", remedy)
 
 
-def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str]) -> Report:
+def _analyse(args: ReportArguments, paths: Sequence[Path]) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.nbest import (
@@ -208,7 +200,7 @@ def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str
     )
 
     asked = args.predictions
-    labels = labels_for(paths, None if args.labels is None else args.labels.split(","))
+    labels = labels_for(paths)
     # What can fail does so before any long work.
     nbest = [read_generated(name) for name in asked.nbest]
     if nbest:
@@ -232,7 +224,6 @@ def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str
             labels=labels,
             verify=args.verify,
             progress=progress,
-            methods=methods.split(",") if methods else None,
             **vars(args.measuring),
         )
         for index, path in enumerate(paths):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
 from spectral_fairseq.commands.analyze import ReportArguments, report
@@ -14,13 +14,12 @@ from spectral_fairseq.files import names_in
 from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
-Measure several models and put them side by side: one table, their curves on common axes, and with
---methods mean and spread over the seeds of a method. The models are files or folders as for
-analyze. A folder of a training run stands for all of its checkpoints in the order of training:
-checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of fairseq, checkpoint-<updates> of
-transformers. With three or more of one run, the report also draws the measures over the updates. A
-folder that holds a model as well stands for its checkpoints if it is the only one, and for the
-model beside others.
+Measure several models and put them side by side: one table, and their curves on common axes. The
+models are files or folders as for analyze. A folder of a training run stands for all of its
+checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
+fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
+the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
+is the only one, and for the model beside others.
 Example: spectral-fairseq compare plain.pt other.pt --out report
 """
 
@@ -35,12 +34,6 @@ class Arguments:
         metavar="MODEL_OR_RUN",
         positional=True,
     )
-    methods: Optional[str] = option(
-        None,
-        "the method of each checkpoint, separated by commas; mean and standard deviation are shown "
-        "over the checkpoints of one name, its seeds",
-        metavar="A,A,B,...",
-    )
     report: ReportArguments = part(ReportArguments)
 
 
@@ -52,7 +45,7 @@ def run(args: Arguments) -> int:
         paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
     remedy = "Name another, or a folder of several; spectral-fairseq analyze takes one alone."
     check_enough(len(paths), 2, "checkpoints to compare", remedy, ConfigurationError)
-    return report(args.report, paths, "compare", methods=args.methods)
+    return report(args.report, paths, "compare")
 
 
 def _is_run(path: Path, alone: bool) -> bool:

@@ -70,7 +70,8 @@ def run(args: Arguments) -> int:
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.models import load_language_model
 
-    labels = labels_for(paths, args.labels.split(",") if args.labels else None)
+    with arguments_as_flags(labels="--labels"):
+        labels = labels_for(paths, args.labels.split(",") if args.labels else None)
     models = [load_language_model(path, args.data, {}, verify=args.verify) for path in paths]
     for remark in dict.fromkeys(model.remark for model in models if model.remark):
         print(printable(f"warning: {remark}"), file=sys.stderr)

@@ -19,7 +19,7 @@ from spectral_fairseq.analysis import report
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all, follows_one_run, spread
 from spectral_fairseq.analysis.report import as_html, as_text, check_folder, write_results
-from spectral_fairseq.analysis.results import analyse_model, by_method, document
+from spectral_fairseq.analysis.results import analyse_model, document
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
@@ -298,17 +298,6 @@ def test_text(results):
     assert line.split()[1:] == [f"{value:.4g}" for value in values]
     assert all(one["signature"] in text for one in results[0]["checkpoints"])
     assert "Neighbours of w3" in text
-
-
-def test_seeds_of_methods_in_both_formats(results):
-    found, analysed = results
-    methods = by_method(found["checkpoints"], ["a", "<b>", "a", "a"])
-    document = {**found, "methods": methods}
-    cosine = methods[0]["measures"]["mean_cosine"]
-    cell = f"{cosine['mean']:.4g} ± {cosine['std']:.2g}"
-    assert cell in as_text(document)
-    html = as_html(document, [])
-    assert cell in html and "&lt;b&gt; (1)" in html and "± " not in as_html(found, [])
 
 
 def test_a_random_table_stands_beside_the_figures(results):

@@ -33,9 +33,9 @@ def test_text_and_json(checkpoint, tmp_path, analyze):
     assert short.index("The word vectors") < short.index("mean cosine  ")
     assert len(analyze(checkpoint, "--dict", tmp_path).splitlines()) <= 25
     assert "I1, centred" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
-    found = json.loads(analyze(*shared, "--format", "json", "--labels", "a"))
+    found = json.loads(analyze(*shared, "--format", "json"))
     assert found["command"] == "analyze"
-    assert found["checkpoints"][0]["label"] == "a"
+    assert found["checkpoints"][0]["label"] == checkpoint.stem
     assert f"{found['checkpoints'][0]['measures']['i1']:.4g}" in text
 
 
@@ -165,8 +165,6 @@ def test_the_working_folder_is_no_checkpoint(folder, analyze):
         (("--nbest", "absent"), "fairseq-generate"),
         (("--cosine-words", "1"), "--cosine-words"),
         (("--seed", "-1"), "--seed"),
-        (("--labels", "a,b"), "1 different names"),
-        (("--labels", ""), "1 different names"),
         (("--out", "no/such"), "no such folder"),
         (("--out", "empty/report"), "found a file"),
         (("--table", "x.y"), "a table 'x.y'"),
