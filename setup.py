@@ -25,7 +25,7 @@ EXTRAS = {
     "models": ["safetensors", "sentencepiece"],
     "training": ["accelerate", "lightning", "safetensors", "transformers"],
     "export": ["ctranslate2", "sacremoses", "safetensors", "transformers"],
-    "predictions": ["sacrebleu>=2.0", "scipy"],
+    "predictions": ["sacrebleu>=2.0"],
     "text": ["sentencepiece", "subword-nmt"],
 }
 # Everything but fairseq, which is never put beside one that is there.

@@ -317,14 +317,6 @@ GROUPS: Dict[str, List[Measure]] = {
             better="low",
             decimals=COSINE_PLACES,
         ),
-        Measure(
-            "origin_in_hull",
-            "origin in the hull of the hidden states",
-            "1 if the convex hull of a sample of hidden states contains the origin, 0 if all of "
-            "them have a negative product with one direction, along which the vectors of words "
-            "that never occur drift away (Gao et al. 2019, theorem 2)",
-            None,
-        ),
     ],
     "Sentence-level BLEU of the n best": [
         Measure(

@@ -23,11 +23,8 @@ from spectral_fairseq.files import check_directory
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
-    hull_probability,
-    origin_in_hull,
 )
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
-from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
@@ -41,13 +38,6 @@ _BLOCK_NUMBERS = 8 * 2**20
 # x of the cumulative share. The paper's figure 1 begins at 1e-10, but below the eps of float32, in
 # which log-probabilities are computed, it shows roundoff.
 POINTS = [10 ** (-7 + step / 10) for step in range(71)]
-# The linear program of the convex hull takes this many states for each dimension, twice as many as
-# decide for random states (functional/predictions.py); its time grows with the third power of the
-# dimensions, to 10 s at this number.
-_HULL_STATES = 4
-_HULL_DIMENSIONS = 512
-# With so great a probability random states would contain the origin; otherwise they are too few.
-_ENOUGH = 0.99
 
 
 class Rows(NamedTuple):
@@ -116,7 +106,7 @@ def measure_outputs(
     check_memory(predictions.tokens, predictions.words)
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
-    hidden = StateMeasures(predictions.tokens)
+    hidden = StateMeasures()
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
@@ -128,8 +118,7 @@ def measure_outputs(
         "log_probability_rank": float(empirical_rank(sigma, *size)),
         "expected_pairwise_kl": divergence.value(),
     }
-    of_states, hull = hidden.measures()
-    measures.update(of_states)
+    measures.update(hidden.measures())
     details = {
         "data": str(data),
         "subset": subset,
@@ -139,24 +128,16 @@ def measure_outputs(
         "points": POINTS,
         "cumulative_share": cumulative_share(sigma, POINTS),
         "layers": hidden.layers(),
-        "hull": hull,
     }
     return measures, details
 
 
 class StateMeasures:
-    """Accumulates the measures of all layers, and a sample of the last states for their hull.
+    """Accumulates the measures of all layers."""
 
-    At most ``tokens`` states are to come.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
+    def __init__(self) -> None:
         self._layers: List[StateStatistics] = []
         self._within: List[SequenceCosine] = []
-        self._sampled = torch.zeros(0, dtype=torch.bool)
-        self._kept: List[Tensor] = []
-        self._seen = 0
 
     def add(self, states: List[Tensor], sequences: Tensor) -> None:
         """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown.
@@ -168,14 +149,9 @@ class StateMeasures:
         if not self._layers:
             self._layers = [StateStatistics(layer.size(1)) for layer in states]
             self._within = [SequenceCosine() for _ in states]
-            self._sampled = torch.zeros(self._tokens, dtype=torch.bool)
-            self._sampled[sample_rows(self._tokens, _HULL_STATES * states[-1].size(1), 1)] = True
         for statistics, within, layer in zip(self._layers, self._within, states):
             statistics.add(layer)
             within.add(layer, sequences)
-        end = self._seen + len(states[-1])
-        self._kept.append(states[-1][self._sampled[self._seen : end]])
-        self._seen = end
 
     def layers(self) -> List[Dict[str, Any]]:
         """Entries of ``layers`` in the document."""
@@ -188,22 +164,9 @@ class StateMeasures:
             for layer, within in zip(self._layers, self._within)
         ]
 
-    def measures(self) -> Tuple[Dict[str, Optional[float]], Optional[Dict[str, Any]]]:
-        """Measures of the last layer, and the entry ``hull`` of the document."""
-        if not self._layers:
-            return {}, None
-        last = self._layers[-1]
-        states = torch.cat(self._kept)
-        count, dim = states.shape
-        inside: Optional[bool] = None
-        probability = hull_probability(count, dim)
-        if dim <= _HULL_DIMENSIONS:
-            inside = origin_in_hull(states)
-        known = inside or (inside is False and probability >= _ENOUGH)
-        return {
-            "hidden_mean_cosine": last.mean_cosine(),
-            "origin_in_hull": float(bool(inside)) if known else None,
-        }, {"states": count, "dimensions": dim, "inside": inside, "random": probability}
+    def measures(self) -> Dict[str, Optional[float]]:
+        """Measures of the last layer; empty where no states are known."""
+        return {"hidden_mean_cosine": self._layers[-1].mean_cosine()} if self._layers else {}
 
 
 def check_memory(tokens: int, words: int) -> None:

@@ -1,15 +1,13 @@
-"""How a model predicts and what its hidden states are like: divergence, cosines, IsoScore, hull."""
+"""How a model predicts and what its hidden states are like: divergence, cosines, IsoScore."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import UnsupportedError, check_enough, needs_extra
+from spectral_fairseq.errors import check_enough
 from spectral_fairseq.functional.cosines import covariance_from_gram, isoscore
-from spectral_fairseq.functional.row_norms import SMALLEST_SHARE, unit_rows
+from spectral_fairseq.functional.row_norms import unit_rows
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
 #
@@ -116,73 +114,3 @@ class StateStatistics:
             DataError: fewer than two states or dimensions.
         """
         return isoscore(covariance_from_gram(self._gram, self._sum, self.count))
-
-
-# Whether the origin lies inside the convex hull of hidden states.
-#
-# Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, theorem 2: a direction v with
-# <h, v> < 0 for every hidden state h exists if and only if the convex hull of the states does not
-# contain the origin. Along such a direction the vector of a word that never occurs moves to
-# infinity (theorem 1), so this is the paper's condition for degeneration. The linear program
-#
-#     maximise t  subject to  <h_i / ||h_i||, v> + t <= 0 for all i,  -1 <= v_j <= 1
-#
-# has a solution t > 0 exactly if the origin is outside of the hull. Dividing by the lengths changes
-# nothing in that, and makes the program well conditioned.
-#
-# The answer is exact for the states that are passed; more of them can only enlarge the hull. M
-# states drawn from a distribution that is symmetric about the origin contain it with the
-# probability of :func:`hull_probability` (Wendel, Math. Scand. 11, 1962,
-# https://doi.org/10.7146/math.scand.a-10655), which jumps from 0 to 1 around M = 2 d: fewer states
-# than that cannot tell anything.
-
-
-# Of the solver's own tolerance, 1e-7, for points of unit length.
-_SMALLEST_MARGIN = 1e-6
-
-
-def origin_in_hull(points: Tensor) -> bool:
-    """Return whether the convex hull of ``points``, h_i of shape (M, d), M >= 1, has the origin.
-
-    Raises:
-        UnsupportedError: the solver fails.
-    """
-    with needs_extra("predictions", "for the convex hull of hidden states"):
-        from scipy.optimize import linprog  # slow to import, and seldom needed
-    points = points.double().cpu()
-    lengths = points.norm(dim=1, keepdim=True)
-    dim = points.size(1)
-    if float(lengths.min()) <= SMALLEST_SHARE * float(points.abs().max()):
-        return True
-    rows = torch.cat([points / lengths, torch.ones(len(points), 1, dtype=torch.float64)], 1)
-    solution = linprog(
-        [0.0] * dim + [-1.0],
-        A_ub=rows.numpy(),
-        b_ub=[0.0] * len(rows),
-        bounds=[(-1, 1)] * dim + [(0, None)],
-        method="highs",
-    )
-    if not solution.success:
-        raise UnsupportedError(
-            "a solution of the linear program of the convex hull",
-            solution.message,
-            "Use fewer states.",
-        )
-    return float(solution.x[-1]) <= _SMALLEST_MARGIN
-
-
-def hull_probability(count: int, dim: int) -> float:
-    """Return the probability that M symmetric random points contain the origin in their hull.
-
-    Args:
-        count: M.
-        dim: d.
-    """
-    if count <= dim:
-        return 0.0
-    # Terms C(M - 1, k) / 2^(M - 1) from logarithms, which are far apart in size.
-    terms = [
-        math.lgamma(count) - math.lgamma(k + 1) - math.lgamma(count - k) - (count - 1) * math.log(2)
-        for k in range(dim)
-    ]
-    return max(1 - math.fsum(map(math.exp, terms)), 0.0)

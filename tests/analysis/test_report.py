@@ -119,7 +119,6 @@ def results(tmp_path_factory):
             {"mean_cosine": 0.1, "sequence_cosine": None, "isoscore": 0.5},
             {"mean_cosine": 0.3, "sequence_cosine": 0.4, "isoscore": 0.2},
         ],
-        "hull": {"states": 24, "dimensions": 6, "inside": True, "random": 0.999},
     }
     one["nbest"] = {
         "file": "gen.txt",

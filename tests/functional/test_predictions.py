@@ -1,7 +1,6 @@
-"""The hull of hidden states."""
+"""The divergence of predictions, and the measures of hidden states."""
 
 import math
-from itertools import product
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
-    hull_probability,
-    origin_in_hull,
 )
 from tests.reference import measures as naive
 
@@ -60,21 +57,3 @@ def test_against_the_naive_forms():
     assert statistics.isoscore() == pytest.approx(naive.isoscore(states.double()))
     with pytest.raises(DataError):
         StateStatistics(3).mean_cosine()
-
-
-def test_the_hull_of_a_cube():
-    corners = torch.tensor(list(product((-1.0, 1.0), repeat=3)))
-    for lengths in (torch.ones(8, 1), torch.logspace(0, -9, 8)[:, None]):  # which do not matter
-        for point in ((0, 0, 0), (0.9, -0.9, 0.9), (1, 1, 1)):
-            assert origin_in_hull(lengths * (corners - torch.tensor(point)))
-        for point in ((1.1, 0, 0), (1.01, -1.01, 1.01)):
-            assert not origin_in_hull(lengths * (corners - torch.tensor(point)))
-
-
-@pytest.mark.slow
-def test_wendels_probability():
-    assert hull_probability(3, 3) == 0
-    assert hull_probability(2000, 1000) == pytest.approx(0.5, abs=0.01)
-    torch.manual_seed(0)
-    hits = sum(origin_in_hull(torch.randn(5, 2)) for _ in range(300))
-    assert hits / 300 == pytest.approx(hull_probability(5, 2), abs=3 * math.sqrt(0.25 / 300))
