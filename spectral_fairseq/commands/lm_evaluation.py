@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
-from spectral_fairseq.commands.evaluate_lm import (
+from spectral_fairseq.commands.lm_options import (
     VALIDATION,
     CacheOptions,
     DynamicOptions,

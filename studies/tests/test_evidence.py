@@ -328,8 +328,8 @@ def test_contrasts_are_compared_once_both_methods_have_results():
 
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
 def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
-    from spectral_fairseq.commands.evaluate_lm import EvaluationOptions
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
+    from spectral_fairseq.commands.lm_options import EvaluationOptions
 
     more = ("--task", "stateful_language_modeling", "--batch-size", "4", "--decoder-embed-dim", "8")
     more += ("--decoder-hidden-size", "12")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from spectral_fairseq.commands.evaluate_lm import DynamicOptions, EvaluationOptions, TuneOptions
 from spectral_fairseq.commands.lm_evaluation import check
+from spectral_fairseq.commands.lm_options import DynamicOptions, EvaluationOptions, TuneOptions
 from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptation import DynamicRates

@@ -12,9 +12,9 @@ from fairseq.models import FairseqDecoder
 from fairseq_cli import eval_lm
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.commands.evaluate_lm import EvaluationOptions
 from spectral_fairseq.commands.export_plain import export_checkpoint
 from spectral_fairseq.commands.lm_evaluation import choose_layout
+from spectral_fairseq.commands.lm_options import EvaluationOptions
 from spectral_fairseq.commands.models import (
     BlockReader,
     IndexedCorpus,
