@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 
 import torch
+from fairseq import options
 from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY, build_model
+from fairseq_cli import eval_lm
 from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -51,3 +54,15 @@ def tokens_of(data, split):
     dictionary = Dictionary.load(str(data / "dict.txt"))
     lines = (data / f"{split}.txt").read_text("utf-8").splitlines()
     return torch.cat([dictionary.encode_line(one, add_if_not_exist=False) for one in lines]).long()
+
+
+def perplexity_of_fairseq(path, data, split, block, context):
+    """What fairseq-eval-lm finds in blocks of which ``context`` tokens repeat the one before."""
+    parser = options.get_eval_lm_parser()
+    arguments = [
+        *(str(data), "--path", str(path), "--gen-subset", split, "--cpu", "--no-progress-bar"),
+        *("--tokens-per-sample", str(block), "--context-window", str(context)),
+        *"--required-batch-size-multiple 1 --batch-size 1 --num-workers 0".split(),
+    ]
+    args = options.parse_args_and_arch(parser, input_args=arguments)
+    return float(eval_lm.main(convert_namespace_to_omegaconf(args))["perplexity"])

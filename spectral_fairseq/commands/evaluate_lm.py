@@ -13,14 +13,11 @@ from spectral_fairseq.commands.shared import StageBars, import_plugin, no_verify
 from spectral_fairseq.options import FLOAT32_PRODUCTS, option, part
 
 DESCRIPTION = """\
-Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every
-token once, ends of sentences included, in memory that does not depend on the length of the split.
-
-Models that carry a state (awd_lstm_*, transformer_xl_*) read --streams contiguous parts of the
-split, --segment tokens at a time, as in training. All other language models of fairseq read
-blocks of --segment tokens, of which --context-window repeat the block before: the figure is that
-of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
-
+Perplexity of a language model that carries a state (awd_lstm_*, transformer_xl_*) on a split that
+fairseq-preprocess --only-source binarised: every token once, ends of sentences included, in memory
+that does not depend on the length of the split. The model reads --streams contiguous parts of the
+split, --segment tokens at a time, as in training. All other language models are evaluated by
+fairseq-eval-lm.
 Example: spectral-fairseq evaluate-lm checkpoint.pt data-bin --gen-subset test
 """
 

@@ -22,7 +22,7 @@ from spectral_fairseq.commands.lm_options import (
     TuneOptions,
 )
 from spectral_fairseq.commands.models import (
-    BlockReader,
+    EVAL_LM,
     LanguageModel,
     load_language_model,
     open_corpus,
@@ -32,7 +32,6 @@ from spectral_fairseq.errors import (
     ConfigurationError,
     UnsupportedError,
     check_enough,
-    check_range,
     idle_flag,
 )
 from spectral_fairseq.functional.adaptation import DynamicRates
@@ -57,16 +56,12 @@ from spectral_fairseq.lm.dynamic_evaluation import (
 from spectral_fairseq.lm.evaluation import (
     CacheGrid,
     Corpus,
-    Reader,
     StreamReader,
     evaluate,
     perplexity,
 )
 from spectral_fairseq.options import check_ranges
 from spectral_fairseq.provenance import finite, signature, versions
-
-# How a model reads a split: as streams in segments if it has a state, else as blocks.
-
 
 DEFAULT_SEGMENT = 70
 
@@ -75,36 +70,24 @@ class StreamLayout(NamedTuple):
     """Sizes of what is read at a time.
 
     Attributes:
-        streams: B, read side by side; 1 for a model without a state.
-        segment: T, tokens of each stream, or of a block.
-        context: C, tokens of a block that repeat the end of the block before.
+        streams: B, read side by side.
+        segment: T, tokens of each stream.
     """
 
     streams: int
     segment: int
-    context: int
 
 
 def choose_layout(loaded: LanguageModel, options: EvaluationOptions) -> StreamLayout:
     """The sizes asked for, or else those of the training."""
     trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
-    if not loaded.stateful:
-        what = f"--streams with {loaded.arch}, which carries no state,"
-        check_range(what, options.streams, at_most=1, whole=True, remedy="Leave it out.")
-        usual = min(trained, loaded.model.max_positions())
-        return StreamLayout(1, options.segment or usual, options.context_window)
-    what = f"--context-window with {loaded.arch}, which carries a state,"
-    check_range(what, options.context_window, at_most=0, whole=True, remedy="Leave it out.")
     usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
-    return StreamLayout(options.streams, options.segment or usual, 0)
+    return StreamLayout(options.streams, options.segment or usual)
 
 
-def reader_for(loaded: LanguageModel, layout: StreamLayout, rows: int) -> Reader:
+def reader_for(loaded: LanguageModel, layout: StreamLayout) -> StreamReader:
     """What cuts a corpus for this model."""
-    model, padding, start = loaded.model, loaded.padding, loaded.start
-    if loaded.stateful:
-        return StreamReader(model, padding, start, layout.streams, layout.segment)
-    return BlockReader(model, padding, start, layout.segment, layout.context, rows)
+    return StreamReader(loaded.model, loaded.padding, loaded.start, layout.streams, layout.segment)
 
 
 # The grids searched on the validation split.
@@ -155,8 +138,8 @@ def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Ax
 
 SCHEMA = "spectral-fairseq/evaluate-lm/1"
 TRAINING = "train"
-# A batch of the published gradient statistics is 100 streams x 5 tokens, about one block.
-STATISTICS_STREAMS, STATISTICS_BLOCKS = 100, 1
+# A batch of the published gradient statistics is 100 streams x 5 tokens.
+STATISTICS_STREAMS = 100
 
 Begin = Callable[[str, int], ProgressCallback]
 """Called with the name of a stage and its number of tokens; returns a callback that counts them."""
@@ -177,6 +160,9 @@ def evaluate_checkpoint(
     check(options)
     overrides = parse_overrides(options.overrides)
     loaded = load_language_model(path, data, overrides, verify)
+    if not loaded.stateful:
+        wanted = "a language model that carries a state (awd_lstm_*, transformer_xl_*)"
+        raise UnsupportedError(wanted, f"one of arch {loaded.arch}", EVAL_LM)
     splits = [options.subset]
     splits += [VALIDATION] if options.tune is not None else []
     splits += [TRAINING] if options.dynamic is not None else []
@@ -205,7 +191,6 @@ def evaluate_checkpoint(
                 "path": str(path),
                 "sha256": loaded.sha256,
                 "arch": loaded.arch,
-                "stateful": loaded.stateful,
             },
             "data": {
                 "path": str(data),
@@ -255,12 +240,7 @@ class _Run:
         self.corpora = corpora
         self.begin = begin
         self.layout = choose_layout(loaded, options)
-        # An adapting model has to be updated between two blocks.
-        rows = 1 if options.dynamic is not None else loaded.rows(self.layout.segment)
-        self.reader = reader_for(loaded, self.layout, rows)
-        if options.cache is not None and not getattr(self.reader, "shows_features", True):
-            wanted = "a model that returns the hidden states before its output layer, for the cache"
-            raise UnsupportedError(wanted, f"arch {loaded.arch}", "Evaluate it without the cache.")
+        self.reader = reader_for(loaded, self.layout)
         self.cache = options.cache
         self.dynamic = options.dynamic
         self.statistics: Optional[GradientStatistics] = None
@@ -324,11 +304,7 @@ class _Run:
         """
         loaded, layout, overrides = self.loaded, self.layout, self.overrides
         parts: Dict[str, Any] = {"subset": self.options.subset, "tokens": tokens}
-        if loaded.stateful:
-            parts.update(streams=layout.streams, segment=layout.segment)
-        else:
-            parts.update(block=layout.segment, context=layout.context)
-        parts.update(how)
+        parts.update(streams=layout.streams, segment=layout.segment, **how)
         if searches:
             parts["tuned"] = f"{VALIDATION}[:{searches[0].tokens}]"
         if overrides:
@@ -349,12 +325,11 @@ class _Run:
         assert self.dynamic is not None
         corpus, loaded, layout = self.corpora[TRAINING], self.loaded, self.layout
         size = self._batch_size(self.dynamic)
-        if loaded.stateful:
-            what = "tokens in the training split, one for each stream"
-            check_enough(len(corpus), size, what, "Give a smaller --dynamic-batch-size.")
-        reader = reader_for(loaded, layout._replace(streams=size), size)
+        what = "tokens in the training split, one for each stream"
+        check_enough(len(corpus), size, what, "Give a smaller --dynamic-batch-size.")
+        reader = reader_for(loaded, layout._replace(streams=size))
         limit = self.dynamic.batches
-        batch = size * (layout.segment - layout.context)
+        batch = size * layout.segment
         total = len(corpus) if limit is None else min(len(corpus), limit * batch)
         progress = self.begin("gradients of the training split", total)
         return gradient_statistics(reader, corpus, limit, progress)
@@ -404,8 +379,7 @@ class _Run:
         return rates.from_sums(self.statistics.batches, tensors)
 
     def _batch_size(self, options: DynamicOptions) -> int:
-        usual = STATISTICS_STREAMS if self.loaded.stateful else STATISTICS_BLOCKS
-        return options.batch_size or usual
+        return options.batch_size or STATISTICS_STREAMS
 
 
 def check(options: EvaluationOptions) -> None:

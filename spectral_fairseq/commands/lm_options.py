@@ -99,8 +99,7 @@ class DynamicOptions:
     )
     batch_size: Optional[int] = option(
         None,
-        "size of those batches: streams of a stateful model (default: 100), or blocks of any other "
-        "(default: 1)",
+        "number of streams in those batches (default: 100)",
         metavar="B",
         at_least=1,
         rare=True,
@@ -162,19 +161,13 @@ class EvaluationOptions:
 
     subset: str = option(VALIDATION, "split to evaluate", flag_name="gen_subset", metavar="NAME")
     streams: int = option(
-        1, "contiguous parts that a stateful model reads side by side", metavar="B", at_least=1
+        1, "contiguous parts of the split that are read side by side", metavar="B", at_least=1
     )
     segment: Optional[int] = option(
         None,
-        "tokens read at a time (default: as in training; 5 for a stateful model with --dynamic)",
+        "tokens read at a time (default: as in training; 5 with --dynamic)",
         metavar="T",
         at_least=1,
-    )
-    context_window: int = option(
-        0,
-        "tokens of each block that repeat the end of the block before, for models without a state",
-        metavar="C",
-        at_least=0,
     )
     overrides: str = option(
         "{}",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils, indexed_dataset
-from fairseq.models import FairseqDecoder, FairseqIncrementalDecoder, FairseqLanguageModel
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
@@ -29,15 +28,12 @@ from spectral_fairseq.errors import (
     SpectralFairseqError,
     UnsupportedError,
     check_enough,
-    check_range,
     check_type,
     first_line,
     listed,
     misspelt,
 )
 from spectral_fairseq.files import check_file
-from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import ContiguousStreams, Corpus, Reader, ScoredSegment, Segment
 from spectral_fairseq.provenance import sha256
 
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.
@@ -66,10 +62,6 @@ def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any])
                 f"{name!r}, which it has not",
                 f"Did you mean {' or '.join(near)}?" if near else "Correct or drop it.",
             )
-
-
-# At most 64 MiB of float32 scores for the blocks that are run together.
-_BATCH_SCORES = 16 * 2**20
 
 
 @dataclass
@@ -106,12 +98,11 @@ class LanguageModel:
         """Index of the symbol that precedes a corpus, the end of a sentence."""
         return int(self.dictionary.eos())
 
-    def rows(self, block: int) -> int:
-        """Number of blocks to run together, so that their scores fit in 64 MiB."""
-        return int(min(64, max(1, _BATCH_SCORES // (block * len(self.dictionary)))))
 
-
-_EVAL_LM = "Evaluate it with fairseq-eval-lm."
+EVAL_LM = (
+    "Evaluate it with fairseq-eval-lm DATA --user-dir spectral_fairseq --path CKPT "
+    "--tokens-per-sample T --context-window C."
+)
 
 
 def load_language_model(
@@ -139,7 +130,7 @@ def load_language_model(
     for flag in ("--add-bos-token", "--self-target", "--past-target"):
         if settings.get(flag[2:].replace("-", "_")):
             wanted = "a language model of the next token, whose text starts with </s>"
-            raise UnsupportedError(wanted, f"one trained with {flag}", _EVAL_LM)
+            raise UnsupportedError(wanted, f"one trained with {flag}", EVAL_LM)
     model_settings = checkpoint_settings(checkpoint, "model")
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
@@ -151,7 +142,7 @@ def load_language_model(
     dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if len(target_dictionary) != len(dictionary):
         found = f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)"
-        raise UnsupportedError("one dictionary for input and output", found, _EVAL_LM)
+        raise UnsupportedError("one dictionary for input and output", found, EVAL_LM)
     return LanguageModel(
         model.float().eval(),
         dictionary,
@@ -265,101 +256,3 @@ def open_corpus(
     what = f"token in the split {split!r} in {data}"
     check_enough(len(corpus), 1, what, "Check the text that it was binarised from.")
     return corpus
-
-
-class BlockReader(Reader):
-    """Feeds a model without a state with blocks; see lm/evaluation.py, Note [How a corpus is cut].
-
-    Args:
-        model: one of fairseq's language models.
-        padding: index of the padding symbol.
-        start: index of the token that precedes the corpus.
-        block: T, tokens that the model sees at a time.
-        context: C < T, the tokens at the start of a block that repeat the end of the one before.
-        rows: number of blocks that are run together.
-
-    Raises:
-        ConfigurationError: C outside [0, T), or T above what the model can take.
-    """
-
-    def __init__(
-        self, model: Any, padding: int, start: int, block: int, context: int, rows: int
-    ) -> None:
-        super().__init__(model, padding, start)
-        check_range("--context-window", context, at_least=0, below=block, whole=True)
-        check_range("--segment", block, at_most=model.max_positions(), whole=True)
-        self.block = block
-        self.context = context
-        self.rows = rows
-        # Both base classes have a method of this name that only raises.
-        missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
-        has_method = type(model.decoder).extract_features not in missing
-        # That of hf_gpt2 has no such argument, and returns a tensor and not a pair.
-        usual = "encoder_out" in inspect.signature(model.decoder.extract_features).parameters
-        self.shows_features = has_method and usual and hasattr(model.decoder, "output_layer")
-
-    def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Cut the corpus into batches of blocks; see the base class."""
-        total, stride = len(corpus), self.block - self.context
-        stream = ContiguousStreams(corpus, 1, self.padding, self.start)
-        for first in range(0, total, stride * self.rows):
-            last = min(first + stride * self.rows, total)
-            places = []
-            for begin in range(first, last, stride):
-                places.append((max(0, begin - self.context), begin, min(begin + stride, total)))
-            width = max(end - left for left, _, end in places)
-            tokens = torch.full((len(places), width), self.padding)
-            targets = torch.full((len(places), width), self.padding)
-            for row, (left, begin, end) in enumerate(places):
-                piece = stream.segment(left, end - left, range(1))
-                tokens[row, : end - left] = piece.tokens[0]
-                targets[row, begin - left : end - left] = piece.targets[0, begin - left :]
-            yield Segment(tokens, targets)
-
-    def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:  # noqa: ARG002  (no state)
-        """Run one batch of blocks; they follow each other, so they are returned as one stream."""
-        tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
-        counted = targets.ne(self.padding)
-        features = None
-        if self.shows_features:
-            # Only where something is predicted: the context needs no output layer.
-            hidden, extra = self.model.decoder.extract_features(tokens, encoder_out=None)
-            features = hidden[counted].unsqueeze(0)  # [1, n, d_h]
-            targets = targets[counted].unsqueeze(0)  # [1, n]
-            output = (self.model.decoder.output_layer(features), extra)
-        else:
-            output = self.model(tokens, src_lengths=tokens.ne(self.padding).sum(1))
-        clusters = getattr(self.model.decoder, "adaptive_softmax", None)
-        if clusters is not None:
-            log_probabilities = _adaptive(clusters, output[0], targets)
-        else:
-            log_probabilities = (
-                self.model.get_normalized_probs(output, log_probs=True, sample={"target": targets})
-                .gather(-1, targets.unsqueeze(-1))
-                .squeeze(-1)
-            )
-        if not self.shows_features:
-            log_probabilities = log_probabilities[counted].unsqueeze(0)
-            targets = targets[counted].unsqueeze(0)
-        return ScoredSegment(log_probabilities, targets, targets.ne(self.padding), features)
-
-
-def _adaptive(clusters: Any, features: Tensor, targets: Tensor) -> Tensor:
-    """log P(target) of fairseq's AdaptiveSoftmax, differentiable, in the shape of ``targets``.
-
-    Its own ``get_log_prob`` computes the scores of all words, and overwrites tensors that the
-    gradients of dynamic evaluation need.
-
-    Args:
-        clusters: in evaluation mode.
-        features: shape (B, T, d).
-        targets: shape (B, T).
-    """
-    scores, columns = clusters(features, targets)  # of the head, then of each cluster with a target
-    _, rows = clusters.adapt_target(targets)
-    parts = [torch.log_softmax(scores[0], -1).gather(1, columns[0].unsqueeze(1)).squeeze(1)]
-    for row, score, column in zip(rows, scores[1:], columns[1:]):
-        if row is not None:
-            within = torch.log_softmax(score, -1).gather(1, column.unsqueeze(1)).squeeze(1)
-            parts.append(torch.zeros_like(parts[0]).index_copy(0, row, within))
-    return torch.stack(parts).sum(0).view_as(targets)

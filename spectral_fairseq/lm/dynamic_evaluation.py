@@ -27,7 +27,7 @@ from spectral_fairseq.lm.evaluation import (
     CacheGrid,
     Corpus,
     Evaluation,
-    Reader,
+    StreamReader,
     differentiable,
     evaluate,
     perplexity,
@@ -62,7 +62,7 @@ class GradientStatistics:
 
 
 def gradient_statistics(
-    reader: Reader,
+    reader: StreamReader,
     corpus: Corpus,
     batches: Optional[int] = None,
     progress: ProgressCallback = ignore_progress,
@@ -147,7 +147,7 @@ class DynamicEvaluation:
 
 
 def evaluate_adapting(
-    reader: Reader, corpus: Corpus, dynamic: Optional[DynamicEvaluation], **how: Any
+    reader: StreamReader, corpus: Corpus, dynamic: Optional[DynamicEvaluation], **how: Any
 ) -> Evaluation:
     """:func:`~spectral_fairseq.lm.evaluation.evaluate` of a model that adapts, if it is to."""
     if dynamic is None:
@@ -227,7 +227,7 @@ def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon:
 
 
 def search_cache(
-    reader: Reader,
+    reader: StreamReader,
     corpus: Corpus,
     grid: CacheGrid,
     dynamic: Optional[DynamicEvaluation] = None,
@@ -244,7 +244,7 @@ def search_cache(
 
 
 def search_dynamic(
-    reader: Reader,
+    reader: StreamReader,
     corpus: Corpus,
     statistics: GradientStatistics,
     rates: Sequence[DynamicRates],

@@ -34,9 +34,6 @@ from spectral_fairseq.lm.awd_lstm import Carry
 # cost of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are
 # equal if B and the segments are. A last segment of fewer than five tokens is joined to the one
 # before in training and validation only, which changes what a Transformer-XL remembers of it.
-#
-# A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
-# block before, like the context window of fairseq's eval_lm.
 
 Corpus = Any
 """``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
@@ -185,53 +182,25 @@ class ScoredSegment:
         log_probabilities: of the targets, in nats, shape (B, T).
         targets: shape (B, T).
         counted: which targets are not padding, shape (B, T), bool.
-        features: inputs of the output layer, shape (B, T, d_h); None where the model does not
-            return them.
+        features: inputs of the output layer, shape (B, T, d_h).
     """
 
     log_probabilities: Tensor
     targets: Tensor
     counted: Tensor
-    features: Optional[Tensor]
+    features: Tensor
 
     def mean_nll(self) -> Tensor:
         """Return the mean negative log-likelihood without padding, with its gradient."""
         return -self.log_probabilities[self.counted].mean()
 
 
-class Reader:
-    """Base class of the ways in which a model reads a corpus.
+class StreamReader:
+    """Reads a corpus with a stateful model, ``model(tokens, src_lengths=lengths, carry=carry)``.
 
     Args:
-        model: in evaluation mode. Tokens are moved to the device of its first parameter.
-        padding: index of the padding symbol.
-        start: index of the token that precedes the corpus.
-    """
-
-    def __init__(self, model: Any, padding: int, start: int) -> None:
-        self.model = model
-        self.padding = padding
-        self.start = start
-
-    def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of the corpus in the order of reading."""
-        raise NotImplementedError
-
-    def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:
-        """Run the model on one segment; each pass through a corpus has a carry of its own."""
-        raise NotImplementedError
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return next(self.model.parameters()).device
-
-
-class StreamReader(Reader):
-    """Reads with a stateful model, ``model(tokens, src_lengths=lengths, carry=carry)``.
-
-    Args:
-        model: returns scores and a dictionary with ``features``, and has ``get_normalized_probs``.
+        model: in evaluation mode; returns scores and a dictionary with ``features``, and has
+            ``get_normalized_probs``. Tokens are moved to the device of its first parameter.
         padding: index of the padding symbol.
         start: index of the token that precedes the corpus.
         streams: B, the number of streams that are read side by side.
@@ -239,9 +208,16 @@ class StreamReader(Reader):
     """
 
     def __init__(self, model: Any, padding: int, start: int, streams: int, segment: int) -> None:
-        super().__init__(model, padding, start)
+        self.model = model
+        self.padding = padding
+        self.start = start
         self.streams = streams
         self.segment = segment
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
         """Yield the segments of all streams side by side; see :mod:`lm.evaluation`."""
@@ -251,7 +227,7 @@ class StreamReader(Reader):
             yield streams.segment(begin, size, range(self.streams))
 
     def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:
-        """Run the model on one segment, from the state in ``carry``."""
+        """Run the model on one segment from the state in ``carry``, which each pass has anew."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)
         output = self.model(tokens, src_lengths=counted.sum(1), carry=carry)
@@ -320,7 +296,7 @@ def differentiable() -> Iterator[None]:
 
 
 def evaluate(
-    reader: Reader,
+    reader: StreamReader,
     corpus: Corpus,
     *,
     cache: Optional[CacheGrid] = None,
@@ -342,8 +318,7 @@ def evaluate(
 
     Raises:
         DataError: the corpus is too short for the streams.
-        ConfigurationError: impossible values of the cache, or a model that does not return its
-            features.
+        ConfigurationError: impossible values of the cache.
     """
     evaluation = Evaluation()
     memory = None
@@ -375,12 +350,6 @@ def _mixed_sums(
     memory: ContinuousCache, cache: CacheGrid, log_model: Tensor, predicted: ScoredSegment
 ) -> Tensor:
     """Return the summed log-probabilities with the cache, shape (thetas, lambdas)."""
-    if predicted.features is None:
-        raise ConfigurationError(
-            "a model that shows the states before its output layer",
-            "one that does not",
-            "Evaluate it without the cache.",
-        )
     probabilities, seen = memory(predicted.features, predicted.targets, cache.thetas)
     counted = predicted.counted
     columns = [

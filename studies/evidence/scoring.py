@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ import torch
 SEEN_RARELY = range(1, 10)  # occurrences in the training text
 _BANDS = {"0": range(1), "1-9": SEEN_RARELY, "10-99": range(10, 100)}
 OTHER_BAND = "100-"
+
+Scored = Tuple[torch.Tensor, torch.Tensor]
+"""Some targets of a corpus, and the logarithm of the probability of each, float64."""
 
 
 def band_of(count: int) -> str:
@@ -97,24 +100,21 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
     from spectral_fairseq.commands.shared import import_plugin
 
     import_plugin()
-    from spectral_fairseq.commands.lm_evaluation import StreamLayout, reader_for
     from spectral_fairseq.commands.models import load_language_model, open_corpus
-    from spectral_fairseq.lm.awd_lstm import Carry
 
     loaded = load_language_model(checkpoint, data, {})
     size = int(loaded.settings["tokens_per_sample"])
-    layout = StreamLayout(streams, size, 0) if loaded.stateful else StreamLayout(1, size, size // 2)
-    reader = reader_for(loaded, layout, 1 if loaded.stateful else loaded.rows(size))
     corpus = open_corpus(data, subset, loaded.dictionary)
+    scored = (
+        _scored_streams(loaded, corpus, streams, size)
+        if loaded.stateful
+        else _scored_blocks(loaded, corpus, size)
+    )
     nll = torch.zeros(len(loaded.dictionary), dtype=torch.float64)
     times = torch.zeros_like(nll)
-    carry = Carry()
-    with torch.no_grad():
-        for segment in reader.segments(corpus):
-            read = reader.predict(segment, carry)
-            targets = read.targets[read.counted].cpu()
-            nll.index_add_(0, targets, -read.log_probabilities[read.counted].double().cpu())
-            times.index_add_(0, targets, torch.ones_like(targets, dtype=torch.float64))
+    for targets, log_probabilities in scored:
+        nll.index_add_(0, targets, -log_probabilities)
+        times.index_add_(0, targets, torch.ones_like(log_probabilities))
     bands: Dict[str, List[float]] = {band: [0.0, 0.0] for band in (*_BANDS, OTHER_BAND)}
     for word, (loss, number) in enumerate(zip(nll.tolist(), times.tolist())):
         if number:
@@ -126,6 +126,35 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
         "bands": {name: [round(loss, 3), int(number)] for name, (loss, number) in bands.items()},
     }
     return {**result, f"rare_{subset}_ppl": round(math.exp(rare / of), 3)} if of else result
+
+
+@torch.no_grad()
+def _scored_streams(loaded: Any, corpus: Any, streams: int, size: int) -> Iterator[Scored]:
+    """All targets of a corpus with their log-probabilities, by a model with a state."""
+    from spectral_fairseq.lm.awd_lstm import Carry
+    from spectral_fairseq.lm.evaluation import StreamReader
+
+    reader = StreamReader(loaded.model, loaded.padding, loaded.start, streams, size)
+    carry = Carry()
+    for segment in reader.segments(corpus):
+        read = reader.predict(segment, carry)
+        yield read.targets[read.counted], read.log_probabilities[read.counted].double()
+
+
+@torch.no_grad()
+def _scored_blocks(loaded: Any, corpus: Any, size: int) -> Iterator[Scored]:
+    """The same by a model without a state, in blocks of which the second half is scored."""
+    tokens = torch.cat([torch.tensor([loaded.start]), corpus[:]])
+    context = size // 2
+    for first in range(0, len(corpus), size - context):
+        end = min(first + size - context, len(corpus))
+        left = max(first - context, 0)
+        targets = tokens[left + 1 : end + 1]
+        output = loaded.model(tokens[None, left:end], src_lengths=torch.tensor([end - left]))
+        # Given targets, fairseq's adaptive softmax fills no other clusters than theirs.
+        log_p = loaded.model.get_normalized_probs(output, log_probs=True, sample=None)[0]
+        of_targets = log_p.gather(1, targets[:, None])[:, 0].double()
+        yield targets[first - left :], of_targets[first - left :]
 
 
 def _band_of_symbol(dictionary: Any, index: int) -> str:

@@ -137,9 +137,9 @@ class Options:
         found["export"] = command("export", tool, "export", path, plain)
         # The training's criterion is fairseq's own in an exported checkpoint.
         found["validate export"] = validated("validate export", plain, without_plugin=True)
-        if case.data == "language":
+        if case.task.startswith("stateful"):
             found["evaluate-lm"] = command("evaluate-lm", tool, "evaluate-lm", path, data, "--cpu")
-        else:
+        elif case.data != "language":
             found["generate"] = command(
                 *("generate", "fairseq-generate", data, *PLUGIN, "--path", path, "--cpu"),
                 *("--beam", 2, "--max-len-b", 5, "--max-tokens", 96),

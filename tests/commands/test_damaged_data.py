@@ -49,17 +49,16 @@ def last_error(done, name, match):
     "command, damage",
     [
         *(("evaluate-lm", damage) for damage in DAMAGES),
-        *(("evaluate-lm stateful", damage) for damage in FEW),
         *(("analyze", damage) for damage in DAMAGES),
     ],
 )
 def test_our_commands(command, damaged, run_cli, train, tiny_lm_data):
-    checkpoint = (stateful_checkpoint if "stateful" in command else block_checkpoint)(train)
+    checkpoint = (stateful_checkpoint if command == "evaluate-lm" else block_checkpoint)(train)
     folder, name, match = damaged
     intact = tiny_lm_data / "dict.txt"
     data = (folder,) if "evaluate" in command else ("--data", folder, "--dict", intact)
-    done = run_cli("spectral-fairseq", command.split()[0], checkpoint, *data, rc=2)
-    assert last_error(done, name, match).startswith(f"spectral-fairseq {command.split()[0]}: error")
+    done = run_cli("spectral-fairseq", command, checkpoint, *data, rc=2)
+    assert last_error(done, name, match).startswith(f"spectral-fairseq {command}: error")
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 

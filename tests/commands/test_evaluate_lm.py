@@ -186,18 +186,6 @@ def test_mixture_and_svd_table_adapt_their_own_parameters(stateful, run, tiny_lm
         assert one["perplexity"] != pytest.approx(plain["perplexity"], rel=1e-4)
 
 
-def test_blocks_with_cache_and_dynamic_evaluation(train, run, tiny_lm_data):
-    path = block_checkpoint(train)
-    plain = run(path, "--context-window", 4)
-    assert "block:16|context:4" in plain["figures"][0]["signature"]
-    cached = "--context-window 4 --cache-window 30 --cache-theta 0.01".split()
-    both = run(path, *cached, "--dynamic-rate", 0.0005, "--dynamic-batches", 2)
-    assert {one["tokens"] for one in both["figures"]} == {plain["figures"][0]["tokens"]}
-    adapted = figure(both, "dynamic evaluation")
-    assert adapted["perplexity"] != pytest.approx(plain["figures"][0]["perplexity"], rel=1e-6)
-    assert ",2x1" in adapted["signature"]
-
-
 def test_text_shows_the_grids_and_signs_each_figure(stateful, run, command, tiny_lm_data):
     grid = (
         "--tune --cache-window 7 --tune-cache-theta 0.5,2 --tune-cache-lambda 0.1,0.2,0.3".split()
@@ -236,7 +224,6 @@ REFUSED = {
     "--model-overrides to be": ("--model-overrides", "{"),
     "'mem_lne', which it has not": ("--model-overrides", "{'mem_lne': 640}"),
     "the split 'dev'": ("--gen-subset", "dev"),
-    "--context-window with .*, which carries a state,": ("--context-window", 3),
     "100 tokens or more|smaller --dynamic-batch-size": ("--dynamic", "--dynamic-batch-size", 10**5),
 }
 
@@ -246,10 +233,10 @@ def test_refused(message, stateful, run):
     assert re.search(message, run(stateful, *REFUSED[message], rc=2))
 
 
-def test_streams_of_a_model_without_a_state_are_refused(train, run):
-    path = block_checkpoint(train)
-    assert "to be a whole number <= 1; found 2" in run(path, "--streams", 2, rc=2)
-    assert "--segment to be a whole number <= 16" in run(path, "--segment", 17, rc=2)
+def test_a_model_without_a_state_is_left_to_fairseq(train, run):
+    said = run(block_checkpoint(train), rc=2)
+    assert "carries a state" in said and "arch transformer_lm_sc" in said
+    assert "fairseq-eval-lm DATA" in said
 
 
 def test_impossible_options_need_no_checkpoint():

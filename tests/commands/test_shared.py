@@ -12,7 +12,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.shared import check_output, naming_full_disk, save_atomically
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import flipped
-from tests.language_models import block_checkpoint
+from tests.language_models import block_checkpoint, stateful_checkpoint
 
 
 def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monkeypatch):
@@ -108,7 +108,8 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_damage_is_found_unless_told_otherwise(name, command, train, tiny_lm_data, tmp_path):
     path = tmp_path / "flipped.pt"
-    shutil.copy(block_checkpoint(train), path)
+    made = stateful_checkpoint if name == "evaluate-lm" else block_checkpoint
+    shutil.copy(made(train), path)
     flipped(path, "data/0")
     data = tmp_path / "data"
     shutil.copytree(tiny_lm_data, data)
