@@ -20,6 +20,7 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import (
     cached_rows,
+    check_finite,
     checked_table,
     rows_outside,
 )
@@ -156,6 +157,43 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.mean()
 
 
+# Whether a table has been trained, or is as an initialisation left it.
+#
+# Initialisations draw the numbers of a table independently, around zero and at one scale. The
+# lengths of N rows of d normal numbers then have the relative spread 1 / sqrt(2 d), those of
+# uniform ones less, and with e_i = w_i / ||w_i|| the number || sum_i e_i ||^2 / N is 1 on average,
+# with the standard deviation sqrt(2 / d). Training makes rows of frequent words longer or shorter,
+# and gives all rows a common direction, which soon is a hundred times what chance allows. The
+# bounds lie eight standard deviations above chance, and beyond every usual initialisation
+# (normal, uniform, truncated, orthogonal). A table that was centred and whose rows have equal
+# lengths is not recognised, and one that has taken a few small steps is not either.
+
+_DRAWN_SPREAD = 2.5
+_DRAWN_DEVIATIONS = 8.0
+
+
+@torch.no_grad()
+def looks_trained(matrix: Tensor, excluded: Optional[Tensor] = None) -> bool:
+    """Whether the rows of a table are unlike those that an initialisation draws.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype, finite.
+        excluded: rows that are not counted, shape (m,); rows of zeros are not either.
+    """
+    rows = matrix[rows_outside(len(matrix), excluded, matrix.device)]
+    norms = row_lengths(rows.float()).double()
+    rows, norms = rows[norms > 0], norms[norms > 0]
+    if len(rows) < 2:
+        return False
+    dim = rows.size(1)
+    spread = float((norms / norms.mean()).std())
+    common = torch.mv(rows.double().t(), 1 / norms)  # sum_i e_i
+    shared = float(common.square().sum()) / len(rows)
+    return spread > _DRAWN_SPREAD / math.sqrt(
+        2 * dim
+    ) or shared > 1 + _DRAWN_DEVIATIONS * math.sqrt(2 / dim)
+
+
 # New vectors for rows of a table that training never reached.
 #
 # Such a row is zero, or still has the values of its start. In an output layer it takes part in
@@ -165,6 +203,9 @@ def _centred(x: Tensor) -> Tensor:
 # a small noise:
 #
 #     w_i <- mean + share * (standard deviation of each column) * N(0, 1)
+#
+# Rows that are far longer than the others (:data:`OUTLYING`) count for neither, since one of them
+# can be most of a mean.
 
 CHOICES = ("untrained", "zero", "initial", "long")
 """Rows by name: what ``analyze`` finds untrained, zero, of their initial length, outliers."""
@@ -200,7 +241,7 @@ def rows_to_repair(
 
     Raises:
         ConfigurationError: another name, or no ``initial_length`` for ``initial``.
-        DataError: ``matrix`` is no table.
+        DataError: ``matrix`` is no table, or has infinity or NaN in it.
     """
     check_enough(len(choices), 1, "name in `rows`", "Give one.", ConfigurationError)
     for name in choices:
@@ -213,6 +254,7 @@ def rows_to_repair(
             "Give the length of a new row: 1 in fairseq, 0.02 sqrt(d) in many models of "
             "transformers.",
         )
+    check_finite(matrix, "the table")
     places = rows_outside(len(matrix), excluded, matrix.device).nonzero().squeeze(1)
     rows = matrix[places]
     norms = row_lengths(rows.float())
@@ -253,9 +295,11 @@ def new_rows(
 
     Raises:
         ConfigurationError: another fill, a negative noise, or fewer than two rows to learn from.
+        DataError: infinity or NaN in ``matrix``.
     """
     check_choice("`fill`", fill, FILLS)
     check_range("`noise`", noise, at_least=0)
+    check_finite(matrix, "the table")
     kept = rows_outside(len(matrix), excluded, matrix.device)
     kept[rows] = False
     check_enough(
@@ -266,6 +310,7 @@ def new_rows(
         ConfigurationError,
     )
     known = widened(matrix[kept])
+    known = known[length_scores(row_lengths(known.float())) <= OUTLYING]
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(len(rows), matrix.size(1), generator=generator, dtype=torch.float64)
     share = {"mean": noise, "normal": 1.0, "zero": 0.0}[fill]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
 from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.training.computed_weight import ComputedWeight
 
 # Usual names of an output layer, in models without get_output_embeddings().
 OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")
@@ -32,10 +33,12 @@ class LayerMixin(nn.Module):
     Class attributes:
         fixed: names of attributes that cannot be set while the mixin is there.
         order: place among the mixins of a layer, the smallest first.
+        computes_weight: whether ``weight`` is computed at each use.
     """
 
     fixed: Tuple[str, ...] = ()
     order = 0
+    computes_weight = False
     # Of a layer's class: the one that it had, and the mixins before it.
     parts: Tuple[Type[nn.Module], Tuple[Type[LayerMixin], ...]]
 
@@ -215,7 +218,8 @@ _OFF_FIRST = "Take the method of spectral_fairseq.training off first, with plain
 PASS_WHOLE = "Pass the whole model, so that they stay tied."
 
 
-def _sharded(found: str) -> UnsupportedError:
+def sharded(found: str) -> UnsupportedError:
+    """The error for a table of which each worker holds a part."""
     remedy = "Keep it whole: use DistributedDataParallel, or DeepSpeed's second stage."
     return UnsupportedError("every worker to hold the whole table", found, remedy)
 
@@ -230,7 +234,7 @@ def without_wrappers(model: nn.Module) -> nn.Module:
     check_type(model, nn.Module, "a model or a layer", "Pass the model.")
     while True:
         if type(model).__name__ == "FullyShardedDataParallel":
-            raise _sharded("parameters that FullyShardedDataParallel splits over workers")
+            raise sharded("parameters that FullyShardedDataParallel splits over workers")
         inner = model._modules.get("_orig_mod")  # of torch.compile
         if inner is None and type(model).__name__ in WRAPPERS:
             inner = model._modules.get("module")
@@ -272,6 +276,8 @@ def output_layer(model: nn.Module) -> nn.Module:
     layers = [getattr(model, "get_output_embeddings", lambda: None)()]
     layers += [getattr(model, name, None) for name in OUTPUT_LAYERS]
     for layer in map(_trained_copy, layers):
+        if isinstance(layer, LayerMixin) and layer.computes_weight:
+            return layer  # whose matrix would be computed for nothing, or is split at this moment
         weight = getattr(layer, "weight", None) if isinstance(layer, nn.Module) else None
         if isinstance(weight, Tensor) and weight.dim() == 2:
             return layer  # type: ignore[no-any-return]
@@ -299,9 +305,9 @@ def check_not_sharded(weight: Tensor) -> None:
             stage.
     """
     if hasattr(weight, "ds_id"):
-        raise _sharded("one of DeepSpeed's third stage")
+        raise sharded("one of DeepSpeed's third stage")
     if any(kind.__name__ in ("DTensor", "FlatParameter") for kind in type(weight).__mro__):
-        raise _sharded(f"a {type(weight).__name__}, split over devices")
+        raise sharded(f"a {type(weight).__name__}, split over devices")
 
 
 def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
@@ -331,9 +337,16 @@ def check_table(weight: Any, use: str) -> None:
             f"one of {weight.dtype}, in which small changes are lost",
             "Load the model in float32 and train it under autocast (bf16=True in Trainer).",
         )
-    if not weight.is_leaf:
-        found = "one that is computed from other parameters, such as a weight-norm table"
+    if isinstance(weight, ComputedWeight):
+        found = "one of weight_norm_ or factor_, which is computed from its entries"
         raise ConfigurationError(f"a plain table for {use}", found, _OFF_FIRST)
+    if not weight.is_leaf:
+        raise ConfigurationError(
+            f"a plain table for {use}",
+            "one that is computed from other parameters, as by trainable tokens of peft or "
+            "torch.nn.utils.parametrize",
+            "Merge them into the model first (merge_and_unload, remove_parametrizations).",
+        )
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         wanted, remedy = f"a table that is trained, for {use}", "Set its requires_grad."
         raise ConfigurationError(wanted, "a frozen one", remedy)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding, Table, undecayed_parameters
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
+from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_penalties import fault_of_counts
-from spectral_fairseq.functional.rows import NOISE, new_rows, rows_to_repair
+from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
+from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.modules import (
     PASS_WHOLE,
     LayerMixin,
@@ -37,6 +39,7 @@ from spectral_fairseq.training.modules import (
     output_layer,
     put_on,
     rows_of_padding,
+    sharded,
     take_off,
     uses_of_table,
     without_wrappers,
@@ -59,29 +62,60 @@ class FactoredLayer(LayerMixin):
 
     fixed = ("weight", "num_embeddings", "embedding_dim", "in_features", "out_features")
     order = 2
+    computes_weight = True
+
+    @property
+    def stored_table(self) -> FactoredEmbedding:
+        """The table, which this layer or another one owns, wherever its entries are."""
+        # A tuple, so that the table is a part of its owner alone.
+        table: FactoredEmbedding = self.__dict__["_used_table"][0]
+        return table
 
     @property
     def used_table(self) -> FactoredEmbedding:
-        """The table, which this layer or another one owns.
+        """The table, to compute with it.
 
         Raises:
             UnsupportedError: its entries are split over devices at this moment.
         """
-        # A tuple, so that the table is a part of its owner alone.
-        table: FactoredEmbedding = self.__dict__["_used_table"][0]
+        table = self.stored_table
         for entry in table.parameters():
             check_not_sharded(entry)
         return table
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """W, shape (N, d), differentiable."""
-        return self.used_table.dense()
+        """W, shape (N, d), differentiable, which refuses to be written to."""
+        return read_alone(self.used_table.dense())
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, **options: Any
+    ) -> Iterator[Tuple[str, nn.Parameter]]:
+        """Those of the table too where another layer owns it, as a plain tied layer has them."""
+        yield from super().named_parameters(prefix, recurse, **options)
+        if recurse and "table" not in self._modules:
+            at = f"{prefix}.table".lstrip(".")
+            yield from self.stored_table.named_parameters(at, **options)
+
+    def requires_grad_(self, requires_grad: bool = True) -> FactoredLayer:
+        """Freeze or train the table, for all layers that share it, and what else is here."""
+        self.stored_table.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:
+        """Refuse the entries of the table under names of this layer.
+
+        Raises:
+            UnsupportedError: tensor parallelism splits the layer by its parameters.
+        """
+        if name.startswith("table."):
+            raise sharded("an output layer that tensor parallelism splits, with a table on it")
+        super().register_parameter(name, param)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Tell of the table of a model that was copied or unpickled."""
         super().__setstate__(state)
-        table = self.__dict__["_used_table"][0]
+        table = self.stored_table
         if isinstance(table, SVDEmbedding):
             _watch_decay_of(table)
 
@@ -128,6 +162,7 @@ def weight_norm_(
     *,
     sigma: float = 0.1,
     init_range: float = 0.1,
+    replace_trained: bool = False,
     **options: Any,
 ) -> WeightNormEmbedding:
     """Store the output table of a model as lengths and directions, W_k = g_k v_k / ||v_k||.
@@ -139,8 +174,12 @@ def weight_norm_(
         counts: how often each word occurs in the training text, one number for each row: the
             lengths then start at sigma log(1 + max(c_k, 1)), the initialisation of Herold et al.,
             and the directions stay those of the model. ``None`` keeps the matrix.
+            It is an initialisation, so a table that looks trained is refused
+            (:func:`~spectral_fairseq.functional.rows.looks_trained`).
         sigma: length of a vector per log count; 0.07 to 0.2 did well in Transformers.
         init_range: r; v starts with the mean length of vectors drawn uniformly from [-r, r].
+        replace_trained: give a trained table new lengths from ``counts`` all the same, which
+            changes what the model has learned.
         **options: ``gamma`` and ``tau`` of :class:`WeightNormEmbedding`.
 
     Returns:
@@ -148,7 +187,8 @@ def weight_norm_(
 
     Raises:
         ConfigurationError: an option outside its range, no table that is trained, not one count for
-            each row, or a layer outside ``model`` shares the table.
+            each row, a layer outside ``model`` shares the table, or ``counts`` for a table that has
+            been trained already.
         DataError: no word is counted more than once.
         UnsupportedError: a table that is quantised, of 16 bits or split over devices; a layer that
             uses it in another way; an optimiser that has it already.
@@ -157,6 +197,7 @@ def weight_norm_(
     def make(uses: Uses) -> WeightNormEmbedding:
         if counts is not None:
             _check_values(uses.weight, "lengths that start from `counts`")
+            _check_start(uses, replace_trained)
         words, dim = uses.weight.shape
         counts_ = None if counts is None else _counted(counts)
         settings = {"sigma": sigma, "init_range": init_range, **options}
@@ -170,6 +211,20 @@ def weight_norm_(
         return table
 
     return _put_table_on(model, make, "weight_norm_")
+
+
+def _check_start(uses: Uses, replace_trained: bool) -> None:
+    """Refuse to start a table anew that has been trained, unless that is asked for."""
+    check_finite(uses.weight.detach(), "the table")
+    padding = torch.tensor(uses.padding, dtype=torch.long)
+    if not replace_trained and looks_trained(uses.weight, padding):
+        raise ConfigurationError(
+            "a table as an initialisation leaves it, for `counts` of weight_norm_",
+            "one that looks trained: its rows differ in length, or share a direction, more than "
+            "drawn ones do",
+            "Leave `counts` out to keep the matrix; or pass replace_trained=True to train a new "
+            "start from these directions.",
+        )
 
 
 def _counted(counts: Sequence[float]) -> Sequence[float]:
@@ -441,7 +496,7 @@ def hidden_matrices(model: nn.Module) -> List[nn.Parameter]:
 def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
     layer = output_layer(model)
     if isinstance(layer, FactoredLayer):
-        return list(layer.used_table.parameters())
+        return list(layer.stored_table.parameters())  # fully_shard may have split them
     weight: Any = layer.weight
     return [weight]
 

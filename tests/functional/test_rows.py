@@ -8,6 +8,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.row_norms import row_lengths
 from spectral_fairseq.functional.rows import (
     OUTLYING,
+    looks_trained,
     new_rows,
     pearson,
     repeated_rows,
@@ -175,3 +176,62 @@ def test_the_tables_of_a_model_are_repaired_in_place(tied):
     with pytest.raises((ConfigurationError, UnsupportedError), match="plain_"):
         repair_(model)
     plain_(model)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_table_that_is_not_finite_is_not_repaired(number):
+    """NaN went into the rows that were filled, and hid those that are zero or short."""
+    rows = table()
+    rows[7, 2] = number
+    message = "infinity or NaN in 1 of"
+    with pytest.raises(DataError, match=message):
+        rows_to_repair(rows)
+    with pytest.raises(DataError, match=message):
+        new_rows(rows, torch.tensor([0]))
+    layer = torch.nn.Linear(rows.size(1), len(rows), bias=False)
+    layer.weight.data.copy_(rows)
+    with pytest.raises(DataError, match=message):
+        repair_(layer)
+
+
+def test_an_outlier_is_no_part_of_the_mean():
+    """One row 1,000 times too long gave the others five times the usual length."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 16, generator=generator) + 1.0
+    rows[5] *= 1_000
+    rows[[20, 21]] = 0
+    for fill in ("mean", "normal"):
+        made = new_rows(rows, torch.tensor([20, 21]), fill)
+        others = rows[torch.arange(200) > 21]
+        expected = new_rows(
+            torch.cat([rows[[20, 21]], rows[:5], rows[6:20], others]), torch.tensor([0, 1]), fill
+        )
+        torch.testing.assert_close(made, expected)
+    layer = torch.nn.Linear(16, 200, bias=False)
+    layer.weight.data.copy_(rows)
+    assert repair_(layer) == {"weight": [20, 21]}
+    assert rows_to_repair(layer.weight.detach(), ["long", "untrained"]).tolist() == [5]
+
+
+STARTS = {
+    "normal": lambda rows: torch.nn.init.normal_(rows, 0, 0.02),
+    "uniform": lambda rows: torch.nn.init.uniform_(rows, -0.1, 0.1),
+    "xavier": torch.nn.init.xavier_uniform_,
+    "orthogonal": torch.nn.init.orthogonal_,
+    "truncated": lambda rows: torch.nn.init.trunc_normal_(rows, 0, 0.02, -0.04, 0.04),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("size", [(30, 4), (60, 16), (2_000, 64)])
+def test_no_usual_start_looks_trained(start, size):
+    torch.manual_seed(0)
+    for _ in range(5):
+        rows = STARTS[start](torch.empty(size))
+        rows[3] = 0
+        assert not looks_trained(rows)
+    if size[1] < 16:
+        return  # too few numbers to tell by
+    longer = rows * torch.linspace(0.2, 5, len(rows)).unsqueeze(1)
+    assert looks_trained(longer) and looks_trained(rows + 0.5 * rows.std())
+    assert not looks_trained(longer, torch.arange(2, len(rows)))

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.training import TablePenalty, fused_loss_, mixture_, plain_, weight_norm_
+from spectral_fairseq.training import (
+    TablePenalty,
+    factor_,
+    fused_loss_,
+    mixture_,
+    plain_,
+    weight_norm_,
+)
 from tests.training.models import IDS, LABELS, build, gradients, same
 
 
@@ -122,6 +129,40 @@ def test_a_table_on_the_copy_that_is_trained(peft, transformers):
     assert any(name.endswith("table.v") for name in gradients(model))
     plain_(model)
     torch.testing.assert_close(model(input_ids=IDS).logits, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+@pytest.mark.parametrize("target", ["lm_head", "wte"])
+def test_an_adapter_is_not_lost_in_merging(peft, transformers, table, target):
+    """It was added to a matrix that is computed anew at each use, and so was thrown away."""
+    model = build(transformers)
+    table(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"init_lora_weights": False}
+        model = peft.get_peft_model(model, lora(peft, ["c_attn", target], **options)).eval()
+        expected = model(input_ids=IDS).logits.detach()
+        for merge in (model.merge_adapter, lambda: copy.deepcopy(model).merge_and_unload()):
+            with pytest.raises(UnsupportedError, match=r"plain_\(model\) before it"):
+                merge()
+        if target == "wte":
+            return
+    plain_(model)
+    model.lm_head.base_layer.weight = torch.nn.Parameter(
+        model.transformer.wte.weight.detach().clone()  # peft would merge into both
+    )
+    merged = model.merge_and_unload().eval()
+    torch.testing.assert_close(merged(input_ids=IDS).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_table_under_trainable_tokens_is_refused_by_its_cause(peft, transformers):
+    """The advice was to take off a method of this package, and none was on."""
+    model = build(transformers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(model, lora(peft, trainable_token_indices=[3])).train()
+    with pytest.raises(ConfigurationError, match="trainable tokens of peft.*merge_and_unload"):
+        weight_norm_(model)
 
 
 def _sft(transformers, folder, model, **options):

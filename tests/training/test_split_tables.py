@@ -10,11 +10,13 @@ from spectral_fairseq.training import (
     TablePenalty,
     factor_,
     fused_loss_,
+    hidden_matrices,
     mixture_,
+    parameter_groups,
     plain_,
     weight_norm_,
 )
-from tests.training.models import IDS, TABLES, Straight
+from tests.training.models import DIM, IDS, TABLES, WORDS, Straight
 from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -64,6 +66,43 @@ def test_fully_shard_is_refused(mesh):
 
     with pytest.raises(UnsupportedError, match="FullyShardedDataParallel"):
         SpectrumControl(FullyShardedDataParallel())
+
+
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+def test_tensor_parallelism_of_a_layer_with_a_table_is_refused(mesh, table):
+    """torch's own error was of a parameter name with a dot in it."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    for tied in (False, True):
+        for plan in ({"lm_head": ColwiseParallel()}, {"embed": RowwiseParallel()}):
+            model = Straight(tied)
+            table(model)
+            if not tied and "embed" in plan:
+                continue
+            with pytest.raises(UnsupportedError, match="tensor parallelism splits"):
+                parallelize_module(model, mesh, plan)
+
+
+@needs_fully_shard
+@pytest.mark.parametrize("table", TABLES)
+def test_groups_of_an_optimiser_are_made_after_fully_shard(mesh, table):
+    """They only ask which parameters are the table's, and were refused for one that is split."""
+    model = nn.Sequential(nn.Embedding(WORDS, DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, WORDS))
+    model.lm_head = model[2]
+    expected = [name for name, one in model.named_parameters() if one is model[1].weight]
+    TABLES[table](model)
+    fsdp.fully_shard(model, mesh=mesh)
+    found = hidden_matrices(model)
+    assert [name for name, one in model.named_parameters() if one is found[0]] == expected
+    assert len(found) == 1
+    groups = parameter_groups(model, lr=1.0, table_lr=0.1)
+    mine = {id(one) for one in model[2].parameters() if one is not model[2].bias}
+    slow = {id(one) for group in groups if group["lr"] == 0.1 for one in group["params"]}
+    assert mine == slow
 
 
 def test_deepspeeds_third_stage_is_refused():

@@ -20,7 +20,7 @@ from spectral_fairseq.training import (
     repair_,
     weight_norm_,
 )
-from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
+from tests.training.models import DIM, IDS, LAYOUTS, WORDS, Straight, build, inputs
 
 METHODS = {"weight norm": weight_norm_, "factors": factor_}
 KINDS = {"weight norm": WeightNormEmbedding, "factors": SVDEmbedding}
@@ -284,6 +284,96 @@ def test_a_table_is_not_resized_in_silence(transformers, layout, put_on):
     model.resize_token_embeddings(WORDS + 5)
     put_on(model)
     assert model(**inputs(model)).logits.shape[-1] == WORDS + 5
+
+
+WRITES = {
+    "mul_": lambda layer: layer.weight.data.mul_(2),
+    "add_": lambda layer: layer.weight.data.add_(1),
+    "data": lambda layer: setattr(layer.weight, "data", torch.zeros(WORDS, DIM)),
+    "__setitem__": lambda layer: layer.weight.detach().__setitem__(5, 0.0),
+    "zero_": lambda layer: layer.weight.data[3:5].zero_(),
+    "copy_": lambda layer: layer.weight.data.t().copy_(torch.zeros(DIM, WORDS)),
+    "normal_": lambda layer: nn.init.normal_(layer.weight),
+    "uniform_": lambda layer: nn.init.xavier_uniform_(layer.weight),
+    "index_copy_": lambda layer: layer.weight.data.index_copy_(
+        0, torch.tensor([2]), torch.ones(1, DIM)
+    ),
+    "_foreach_mul_": lambda layer: torch._foreach_mul_([layer.weight.data], 2.0),
+    "requires_grad": lambda layer: setattr(layer.weight, "requires_grad", False),
+    "requires_grad_": lambda layer: layer.weight.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_to_a_computed_weight_is_refused(kind, write):
+    """It changed a tensor that was thrown away: initialisation of rows, masks, merging."""
+    model = Straight()
+    METHODS[kind](model)
+    before = model.lm_head.weight.detach().clone()
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=f"`{write}` on it.*plain_"):
+        WRITES[write](model.lm_head)
+    assert torch.equal(model.lm_head.weight, before)
+    # What only reads, or writes elsewhere, is as ever.
+    weight = model.lm_head.weight
+    own = weight.detach().clone().mul_(2)
+    assert type(own) is torch.Tensor and torch.equal(own, 2 * before)
+    assert torch.equal(torch.zeros(WORDS, DIM).copy_(weight.detach()), before)
+    weight.square().sum().backward()
+    assert model.lm_head.table.v.grad is not None if kind == "weight norm" else True
+    file = io.BytesIO()
+    torch.save(weight.detach(), file)
+    file.seek(0)
+    assert type(torch.load(file)) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_freezing_the_output_layer_freezes_its_table(kind, tied):
+    """Of a tied model the layer had no parameters of its own, so nothing was frozen."""
+    for freeze in (
+        lambda layer: layer.requires_grad_(False),
+        lambda layer: [parameter.requires_grad_(False) for parameter in layer.parameters()],
+    ):
+        model = Straight(tied)
+        table = METHODS[kind](model)
+        freeze(model.lm_head)
+        assert not any(entry.requires_grad for entry in table.parameters())
+        names = [name for name, _ in model.lm_head.named_parameters()]
+        assert names == [f"table.{entry}" for entry, _ in table.named_parameters()]
+        plain_(model)
+        assert not model.lm_head.weight.requires_grad
+        assert list(dict(model.named_parameters())) == list(dict(Straight(tied).named_parameters()))
+
+
+def trained(model, steps=60):
+    """After some updates on words of which some are more frequent than others."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+    shares = 1 / torch.arange(1, WORDS + 1).float()
+    for _ in range(steps):
+        words = torch.multinomial(shares, 64, True, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(words), words.roll(1)).backward()
+        optimizer.step()
+    return model
+
+
+def test_lengths_from_counts_are_for_new_tables():
+    """They replaced those of a trained model without a word, and its logits were others."""
+    counts = list(range(1, WORDS + 1))
+    model = trained(Straight())
+    before = traces(model)
+    with pytest.raises(ConfigurationError, match="looks trained.*replace_trained=True"):
+        weight_norm_(model, counts)
+    assert traces(model) == before
+    expected = model.lm_head.weight.detach().clone()
+    weight_norm_(model)  # keeps the matrix
+    torch.testing.assert_close(model.lm_head.weight.detach(), expected)
+    plain_(model)
+    weight_norm_(model, counts, replace_trained=True)
+    lengths = model.lm_head.weight.detach().norm(dim=1)
+    torch.testing.assert_close(lengths, 0.1 * torch.tensor(counts).float().log1p())
 
 
 def test_fewer_words_than_dimensions_have_no_factors():
