@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.row_norms import row_lengths
 from spectral_fairseq.functional.rows import (
     OUTLYING,
