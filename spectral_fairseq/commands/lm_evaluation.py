@@ -1,6 +1,6 @@
 """Perplexity of a language model's checkpoint: static, with a cache, or adapting to the text.
 
-The continuous cache is in :mod:`spectral_fairseq.lm.evaluation`, dynamic evaluation in
+The continuous cache is in :mod:`spectral_fairseq.lm.continuous_cache`, dynamic evaluation in
 :mod:`spectral_fairseq.lm.dynamic_evaluation`.
 """
 
@@ -34,32 +34,30 @@ from spectral_fairseq.errors import (
     check_enough,
     idle_flag,
 )
-from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.progress import ProgressCallback
+from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.dynamic_evaluation import (
+    DynamicEvaluation,
+    DynamicRates,
+    GradientStatistics,
+    adapted_parameters,
+    check_rates,
+    evaluate_adapting,
+    gradient_statistics,
+)
+from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
+from spectral_fairseq.lm.grid_search import (
     CACHE_THETAS,
     CACHE_WEIGHTS,
     DYNAMIC_DECAYS,
     DYNAMIC_RATES,
     DYNAMIC_SEGMENT,
-    DynamicEvaluation,
-    GradientStatistics,
     GridSearch,
-    adapted_parameters,
     check_dynamic_grid,
-    check_rates,
-    evaluate_adapting,
-    gradient_statistics,
     search_cache,
     search_dynamic,
 )
-from spectral_fairseq.lm.evaluation import (
-    CacheGrid,
-    Corpus,
-    StreamReader,
-    evaluate,
-    perplexity,
-)
+from spectral_fairseq.lm.streams import Corpus
 from spectral_fairseq.options import check_ranges
 from spectral_fairseq.provenance import finite, signature, versions
 

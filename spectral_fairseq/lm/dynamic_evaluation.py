@@ -1,37 +1,121 @@
-"""Dynamic evaluation, and the grid search over its parameters and those of the cache.
+"""Dynamic evaluation: a model adapts to the text it reads, by RMS gradients with decay to W_0.
 
-The update rule is in :mod:`spectral_fairseq.functional.adaptation`. The model stays in evaluation
-mode throughout: dropout and weight drop are off, and gradients are computed.
+Krause, Kahembwe, Murray, Renals: "Dynamic Evaluation of Neural Sequence Models", ICML 2018,
+https://proceedings.mlr.press/v80/krause18a.html, section 5. With g the gradient of the segment
+just scored, W_0 the trained weights and R the elementwise root mean square of the gradient over
+the batches of the training corpus,
+
+    W <- W + lambda D (W_0 - W) - eta g / (R + epsilon),     D = R / mean(R), at most 1 / lambda.
+
+The mean is that of the authors' code, with which the published values of lambda were found: the
+mean over the parameter tensors of each tensor's mean, so that a bias weighs as much as a table.
+
+The model stays in evaluation mode throughout: dropout and weight drop are off, and gradients are
+computed.
+
+Note [Two units of the published values]
+----------------------------------------
+The first version of the authors' code, on which that of the mixture-of-softmaxes paper is based,
+uses the square root of a *sum* over n batches for R and a *sum* over the P parameter tensors for
+the mean. The values published with it (eta 0.002, lambda 0.02 or 0.075, epsilon 0.001 or
+0.002) become those of the equations above as eta / sqrt(n), lambda / P and epsilon / sqrt(n): for
+Penn Treebank, 1859 batches and 14 tensors, 4.6e-5, 0.0014 and 2.3e-5, next to the later version's
+defaults 5e-5, 0.002 and 2e-5.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
-from spectral_fairseq.functional.adaptation import (
-    DynamicRates,
-    decay_factors,
-    dynamic_update_,
-    mean_of_means,
-    step_sizes,
-)
+from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import (
-    CacheGrid,
-    Corpus,
-    Evaluation,
-    StreamReader,
-    differentiable,
-    evaluate,
-    perplexity,
-)
+from spectral_fairseq.lm.evaluation import Evaluation, StreamReader, differentiable, evaluate
+from spectral_fairseq.lm.streams import Corpus
+
+
+class DynamicRates(NamedTuple):
+    """The three numbers of the update rule.
+
+    Attributes:
+        rate: eta.
+        decay: lambda, the mean rate of decay to the trained weights.
+        epsilon: added to the root mean square.
+    """
+
+    rate: float
+    decay: float
+    epsilon: float
+
+    def from_sums(self, batches: int, tensors: int) -> DynamicRates:
+        """Return values published for sums as values for means.
+
+        See Note [Two units of the published values].
+
+        Args:
+            batches: n, over which the squared gradients were collected.
+            tensors: P, the number of parameter tensors.
+        """
+        root = math.sqrt(batches)
+        return DynamicRates(self.rate / root, self.decay / tensors, self.epsilon / root)
+
+
+def mean_of_means(rms: Sequence[Tensor]) -> float:
+    """Return mean(R), the mean over tensors of each tensor's mean.
+
+    Args:
+        rms: R, one tensor for each parameter.
+    """
+    return sum(float(tensor.double().mean()) for tensor in rms) / len(rms)
+
+
+def decay_factors(rms: Tensor, mean_rms: float, decay: float) -> Tensor:
+    """Return lambda D, by which share of its distance to W_0 each weight returns; at most 1.
+
+    Args:
+        rms: R of one parameter.
+        mean_rms: mean(R) of all parameters; 0 means that there was no gradient, and gives no decay.
+        decay: lambda.
+    """
+    if mean_rms == 0.0:
+        return torch.zeros_like(rms)
+    return (rms * (decay / mean_rms)).clamp_(max=1.0)
+
+
+def step_sizes(rms: Tensor, rate: float, epsilon: float) -> Tensor:
+    """Return eta / (R + epsilon).
+
+    Args:
+        rms: R of one parameter.
+        rate: eta.
+        epsilon: greater than 0.
+    """
+    return rate / (rms + epsilon)
+
+
+def dynamic_update_(
+    weight: Tensor, trained: Tensor, gradient: Optional[Tensor], decays: Tensor, steps: Tensor
+) -> Tensor:
+    """Set W to W + decays (W_0 - W) - steps g, in place and in two passes over the weights.
+
+    Args:
+        weight: W.
+        trained: W_0.
+        gradient: g at W; None stands for zeros.
+        decays: from :func:`decay_factors`.
+        steps: from :func:`step_sizes`.
+
+    Returns:
+        ``weight``.
+    """
+    weight.lerp_(trained, decays)
+    return weight if gradient is None else weight.addcmul_(steps, gradient, value=-1.0)
 
 
 def check_rates(rates: DynamicRates) -> None:
@@ -154,111 +238,3 @@ def evaluate_adapting(
         return evaluate(reader, corpus, **how)
     with dynamic:
         return evaluate(reader, corpus, update=dynamic.update, **how)
-
-
-# Grid search over the parameters of the cache and of dynamic evaluation, on a validation corpus.
-#
-# The cache takes one pass of the model whatever its grid, because theta and lambda only change how
-# the model's results are mixed. Dynamic evaluation changes the model itself and takes one pass for
-# each point of its grid.
-
-CACHE_THETAS = (0.1, 0.2, 0.3, 0.5, 0.662, 0.8, 1.0, 1.3)
-CACHE_WEIGHTS = (0.02, 0.05, 0.1, 0.1279, 0.15, 0.2, 0.25, 0.3, 0.4)
-"""They surround the values published for AWD-LSTM: (1.0, 0.1) on PTB, (0.662, 0.1279) on WT2."""
-
-DYNAMIC_SEGMENT = 5
-DYNAMIC_RATES = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4)
-DYNAMIC_DECAYS = (0.001, 0.002, 0.003, 0.005)
-"""The grid of the authors' code for segments of 5 tokens; both axes scale with their length."""
-
-
-@dataclass
-class GridSearch:
-    """All points of one search.
-
-    Attributes:
-        method: ``cache`` or ``dynamic``.
-        tokens: number of tokens of the validation corpus on which each point was evaluated.
-        points: in the order of the grid, with the first axis outermost: the value of each
-            parameter, by its name, and the ``perplexity``, infinite where the model diverged.
-    """
-
-    method: str
-    tokens: int
-    points: List[Dict[str, float]]
-
-    @property
-    def best(self) -> Dict[str, float]:
-        """The first point with the lowest perplexity.
-
-        Raises:
-            ConfigurationError: the model diverged at every point.
-        """
-        best = min(self.points, key=lambda point: point["perplexity"])
-        what = f"the best perplexity in the grid of {self.method} evaluation"
-        check_range(what, best["perplexity"], at_least=0, remedy="Search smaller values.")
-        return best
-
-    @property
-    def ends(self) -> Dict[str, str]:
-        """Parameters whose best value lies at an end of their axis -> ``smallest`` or ``largest``.
-
-        Zero is the least value there is, so it is no end; nor is the only value of an axis.
-        """
-        ends = {}
-        for name, best in self.best.items():
-            values = {point[name] for point in self.points}
-            if name == "perplexity" or len(values) == 1:
-                continue
-            if best == max(values):
-                ends[name] = "largest"
-            elif best == min(values) and best > 0:
-                ends[name] = "smallest"
-        return ends
-
-
-def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
-    """Refuse a grid with an impossible point."""
-    there = min(len(rates), len(decays))
-    check_enough(there, 1, "value on each axis of the grid", "Give one.", ConfigurationError)
-    for rate in rates:
-        for decay in decays:
-            check_rates(DynamicRates(rate, decay, epsilon))
-
-
-def search_cache(
-    reader: StreamReader,
-    corpus: Corpus,
-    grid: CacheGrid,
-    dynamic: Optional[DynamicEvaluation] = None,
-    progress: ProgressCallback = ignore_progress,
-) -> GridSearch:
-    """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
-    evaluated = evaluate_adapting(reader, corpus, dynamic, cache=grid, progress=progress)
-    points = [
-        {"theta": theta, "lambda": weight, "perplexity": perplexity(nll, evaluated.tokens)}
-        for theta, row in zip(grid.thetas, evaluated.cached)
-        for weight, nll in zip(grid.weights, row)
-    ]
-    return GridSearch("cache", evaluated.tokens, points)
-
-
-def search_dynamic(
-    reader: StreamReader,
-    corpus: Corpus,
-    statistics: GradientStatistics,
-    rates: Sequence[DynamicRates],
-    labels: Sequence[Dict[str, float]],
-    progress: ProgressCallback = ignore_progress,
-) -> GridSearch:
-    """Evaluate every given point in turn, each starting from the trained weights.
-
-    ``labels`` are the values to report for each point. The trained weights are restored.
-    """
-    points, tokens = [], 0
-    for point, label in zip(rates, labels):
-        dynamic = DynamicEvaluation(reader.model, statistics, point)
-        evaluated = evaluate_adapting(reader, corpus, dynamic, progress=progress)
-        tokens = evaluated.tokens
-        points.append({**label, "perplexity": perplexity(evaluated.nll, tokens)})
-    return GridSearch("dynamic", tokens, points)

@@ -1,11 +1,9 @@
 """Exact perplexity of a corpus of any length: every token once, in order, in bounded memory.
 
-A corpus is one long sequence x_1 .. x_n. The token before x_1 is an end of sentence, which itself
-is not predicted. A model reads the corpus in segments, and only sums are kept of each segment;
-Note [How a corpus is cut] says where.
+A model reads the corpus in segments, and only sums are kept of each segment;
+``streams.py``, Note [How a corpus is cut] says where.
 
-Flags: ``--tokens-per-sample`` 70, ``--variable-bptt`` off.
-In order: ``plugin/streams.py``, ``ContiguousStreams``, ``Segment``.
+In order: ``StreamReader.segments``, ``StreamReader.predict``, ``evaluate``.
 """
 
 from __future__ import annotations
@@ -13,165 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
-from spectral_fairseq.functional.adaptation import cache_probability, interpolate
 from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.awd_lstm import Carry
-
-# A corpus as contiguous streams that are read side by side, segment by segment.
-#
-# Note [How a corpus is cut]
-# --------------------------
-# A model with a state reads B contiguous streams side by side, segment by segment, and carries its
-# state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
-# down, so some streams are one token longer than others, whose ends are padded. The first input of
-# a stream is the token that precedes it in the corpus, but its first state is empty: this is the
-# cost of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are
-# equal if B and the segments are. A last segment of fewer than five tokens is joined to the one
-# before in training and validation only, which changes what a Transformer-XL remembers of it.
-
-Corpus = Any
-"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
-
-
-@dataclass
-class Segment:
-    """A piece of a corpus in the form in which a model reads it.
-
-    Attributes:
-        tokens: inputs, shape (R, S).
-        targets: the token after each, shape (R, S); padding where nothing is predicted.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-
-
-class ContiguousStreams:
-    """The streams of a corpus; see Note [How a corpus is cut].
-
-    Args:
-        corpus: n tokens.
-        streams: B.
-        padding: index of the padding symbol.
-        start: index of the token that precedes the corpus.
-
-    Attributes:
-        length: number of tokens of the longest stream.
-
-    Raises:
-        DataError: the corpus has fewer tokens than streams.
-    """
-
-    def __init__(self, corpus: Corpus, streams: int, padding: int, start: int) -> None:
-        total = len(corpus)
-        check_enough(total, streams, "tokens, one for each stream", "Use fewer streams.")
-        self.corpus, self.padding, self.start = corpus, padding, start
-        # Where each stream starts, and where the last one ends.
-        self.bounds = [stream * total // streams for stream in range(streams + 1)]
-        self.length = -(-total // streams)
-
-    def segment(self, begin: int, size: int, rows: range) -> Segment:
-        """Return the tokens ``begin`` .. ``begin + size`` of some streams, shape (R, size).
-
-        Args:
-            begin: position in each stream.
-            size: number of tokens; streams that end before are padded.
-            rows: the streams, R of them.
-        """
-        starts = torch.tensor([self.bounds[row] + begin for row in rows])
-        ends = torch.tensor([self.bounds[row + 1] for row in rows])
-        both = torch.stack([self._around(first, size) for first in starts.tolist()]).long()
-        outside = starts.unsqueeze(1) + torch.arange(size) >= ends.unsqueeze(1)  # [R, size]
-        return Segment(
-            both[:, :-1].masked_fill(outside, self.padding),
-            both[:, 1:].masked_fill(outside, self.padding),
-        )
-
-    def _around(self, first: int, size: int) -> Tensor:
-        """Return ``size`` tokens from ``first`` on and the one before them, shape (size + 1,)."""
-        piece = self.corpus[max(first - 1, 0) : first + size]
-        before = [self.start] if first == 0 else []
-        after = [self.padding] * (size + 1 - len(before) - len(piece))
-        return torch.cat([piece.new_tensor(before), piece, piece.new_tensor(after)])
-
-
-# The continuous cache for streams that are read segment by segment; its equations are in
-# :mod:`spectral_fairseq.functional.adaptation`.
-
-# Number of scores held at a time: 16 MiB of float32.
-BLOCK_SCORES = 4 * 2**20
-# A narrow window is still evaluated for this many tokens at once, although most scores are unused.
-MIN_BLOCK_TOKENS = 32
-
-
-class ContinuousCache:
-    """The last pairs of hidden state and next word of each stream.
-
-    Each of the B streams has its own cache. It takes memory for B x window hidden states, whatever
-    the length of the streams.
-
-    Args:
-        window: W, the number of pairs that each token sees.
-        block_scores: number of scores held at a time.
-
-    Raises:
-        ConfigurationError: W < 1.
-    """
-
-    def __init__(self, window: int, block_scores: int = BLOCK_SCORES) -> None:
-        check_range("the cache window", window, at_least=1, whole=True)
-        self.window = window
-        self.block_scores = block_scores
-        self.keys: Optional[Tensor] = None  # [B, at most window, d]
-        self.values: Optional[Tensor] = None  # [B, at most window]
-
-    def __call__(
-        self, features: Tensor, targets: Tensor, thetas: Sequence[float]
-    ) -> Tuple[Tensor, Tensor]:
-        """Return the probabilities of a segment's words, and add the segment to the cache.
-
-        Args:
-            features: h of the segment, shape (B, T, d).
-            targets: the word after each, shape (B, T). Padding is allowed at the right end of
-                streams that have ended; no word that counts sees it.
-            thetas: K values.
-
-        Returns:
-            p_cache(target), shape (K, B, T), and which tokens had a pair in their window, (T,).
-        """
-        streams = features.size(0)
-        # t tokens have B t (W + t) scores, of which B t W are used.
-        limit = self.block_scores // (2 * streams * self.window)
-        step = max(min(max(self.window, MIN_BLOCK_TOKENS), limit), 1)
-        parts = []
-        for start in range(0, features.size(1), step):
-            parts.append(
-                self._block(
-                    features[:, start : start + step], targets[:, start : start + step], thetas
-                )
-            )
-        probabilities = torch.cat([part for part, _ in parts], -1)
-        return probabilities, torch.cat([seen for _, seen in parts])
-
-    def _block(
-        self, queries: Tensor, targets: Tensor, thetas: Sequence[float]
-    ) -> Tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
-            keys, values = queries, targets
-        else:
-            keys = torch.cat([self.keys, queries], 1)  # [B, M + T, d]
-            values = torch.cat([self.values, targets], 1)  # [B, M + T]
-        result = cache_probability(queries, keys, values, targets, self.window, thetas)
-        # Copied, because a view would keep the whole segment in memory.
-        self.keys = keys[:, -self.window :].clone()
-        self.values = values[:, -self.window :].clone()
-        return result
+from spectral_fairseq.lm.continuous_cache import CacheGrid, ContinuousCache, interpolate
+from spectral_fairseq.lm.streams import ContiguousStreams, Corpus, Segment
 
 
 @dataclass
@@ -220,7 +68,7 @@ class StreamReader:
         return next(self.model.parameters()).device
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of all streams side by side; see :mod:`lm.evaluation`."""
+        """Yield the segments of all streams side by side; see :mod:`lm.streams`."""
         streams = ContiguousStreams(corpus, self.streams, self.padding, self.start)
         for begin in range(0, streams.length, self.segment):
             size = min(self.segment, streams.length - begin)
@@ -240,31 +88,6 @@ class StreamReader:
             counted,
             output[1]["features"],
         )
-
-
-@dataclass
-class CacheGrid:
-    """A continuous cache and the values of its two parameters to evaluate.
-
-    Attributes:
-        window: W.
-        thetas: K values of theta >= 0.
-        weights: L values of lambda in [0, 1).
-    """
-
-    window: int
-    thetas: Sequence[float]
-    weights: Sequence[float]
-
-    def check(self) -> None:
-        """Refuse impossible values."""
-        ContinuousCache(self.window)
-        for name, values in (("theta", self.thetas), ("lambda", self.weights)):
-            check_enough(len(values), 1, f"{name} of the cache", "Give one.", ConfigurationError)
-        for theta in self.thetas:
-            check_range("the cache's theta", theta, at_least=0)
-        for weight in self.weights:
-            check_range("the cache's lambda", weight, at_least=0, below=1)
 
 
 @dataclass

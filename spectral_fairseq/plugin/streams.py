@@ -18,7 +18,7 @@ from torch import Tensor
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import MissingDataError, check_enough
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import ContiguousStreams
+from spectral_fairseq.lm.streams import ContiguousStreams
 
 logger = logging.getLogger(__name__)
 

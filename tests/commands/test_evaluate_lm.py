@@ -10,14 +10,14 @@ from spectral_fairseq.commands.lm_evaluation import check
 from spectral_fairseq.commands.lm_options import DynamicOptions, EvaluationOptions, TuneOptions
 from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.adaptation import DynamicRates
+from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.dynamic_evaluation import (
-    CACHE_THETAS,
-    CACHE_WEIGHTS,
     DynamicEvaluation,
+    DynamicRates,
     gradient_statistics,
 )
-from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
+from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
+from spectral_fairseq.lm.grid_search import CACHE_THETAS, CACHE_WEIGHTS
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
 
 SMALL_STATISTICS = ("--dynamic-batch-size", "4")

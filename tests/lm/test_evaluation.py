@@ -6,16 +6,10 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.adaptation import interpolate
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import (
-    CacheGrid,
-    ContinuousCache,
-    StreamReader,
-    evaluate,
-    perplexity,
-)
-from tests.functional.test_adaptation import of_targets, stream
+from spectral_fairseq.lm.continuous_cache import CacheGrid, ContinuousCache, interpolate
+from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
+from tests.lm.test_continuous_cache import of_targets, stream
 from tests.lm.tiny_stateful import PADDING, START, corpus, reader, tiny_model
 from tests.reference import evaluation as reference
 

@@ -21,13 +21,19 @@ of a sum is needed, and each further theta costs one exponential for each score.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import check_range
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.precision import widened
+
+# Number of scores held at a time: 16 MiB of float32.
+BLOCK_SCORES = 4 * 2**20
+# A narrow window is still evaluated for this many tokens at once, although most scores are unused.
+MIN_BLOCK_TOKENS = 32
 
 
 def cache_probability(
@@ -96,101 +102,90 @@ def interpolate(log_model: Tensor, cache: Tensor, seen: Tensor, weight: float) -
     return torch.where(seen, mixed, log_model.expand_as(mixed))
 
 
-# The update rule of dynamic evaluation, with RMS gradients and decay to the trained weights.
-#
-# Krause, Kahembwe, Murray, Renals: "Dynamic Evaluation of Neural Sequence Models", ICML 2018,
-# https://proceedings.mlr.press/v80/krause18a.html, section 5. With g the gradient of the segment
-# just scored, W_0 the trained weights and R the elementwise root mean square of the gradient over
-# the batches of the training corpus,
-#
-#     W <- W + lambda D (W_0 - W) - eta g / (R + epsilon),     D = R / mean(R), at most 1 / lambda.
-#
-# The mean is that of the authors' code, with which the published values of lambda were found: the
-# mean over the parameter tensors of each tensor's mean, so that a bias weighs as much as a table.
-#
-# Note [Two units of the published values]
-# ----------------------------------------
-# The first version of the authors' code, on which that of the mixture-of-softmaxes paper is based,
-# uses the square root of a *sum* over n batches for R and a *sum* over the P parameter tensors for
-# the mean. The values published with it (eta 0.002, lambda 0.02 or 0.075, epsilon 0.001 or
-# 0.002) become those of the equations above as eta / sqrt(n), lambda / P and epsilon / sqrt(n): for
-# Penn Treebank, 1859 batches and 14 tensors, 4.6e-5, 0.0014 and 2.3e-5, next to the later version's
-# defaults 5e-5, 0.002 and 2e-5.
+class ContinuousCache:
+    """The last pairs of hidden state and next word of each stream.
 
+    Each of the B streams has its own cache. It takes memory for B x window hidden states, whatever
+    the length of the streams.
 
-class DynamicRates(NamedTuple):
-    """The three numbers of the update rule.
+    Args:
+        window: W, the number of pairs that each token sees.
+        block_scores: number of scores held at a time.
 
-    Attributes:
-        rate: eta.
-        decay: lambda, the mean rate of decay to the trained weights.
-        epsilon: added to the root mean square.
+    Raises:
+        ConfigurationError: W < 1.
     """
 
-    rate: float
-    decay: float
-    epsilon: float
+    def __init__(self, window: int, block_scores: int = BLOCK_SCORES) -> None:
+        check_range("the cache window", window, at_least=1, whole=True)
+        self.window = window
+        self.block_scores = block_scores
+        self.keys: Optional[Tensor] = None  # [B, at most window, d]
+        self.values: Optional[Tensor] = None  # [B, at most window]
 
-    def from_sums(self, batches: int, tensors: int) -> DynamicRates:
-        """Return values published for sums as values for means.
-
-        See Note [Two units of the published values].
+    def __call__(
+        self, features: Tensor, targets: Tensor, thetas: Sequence[float]
+    ) -> Tuple[Tensor, Tensor]:
+        """Return the probabilities of a segment's words, and add the segment to the cache.
 
         Args:
-            batches: n, over which the squared gradients were collected.
-            tensors: P, the number of parameter tensors.
+            features: h of the segment, shape (B, T, d).
+            targets: the word after each, shape (B, T). Padding is allowed at the right end of
+                streams that have ended; no word that counts sees it.
+            thetas: K values.
+
+        Returns:
+            p_cache(target), shape (K, B, T), and which tokens had a pair in their window, (T,).
         """
-        root = math.sqrt(batches)
-        return DynamicRates(self.rate / root, self.decay / tensors, self.epsilon / root)
+        streams = features.size(0)
+        # t tokens have B t (W + t) scores, of which B t W are used.
+        limit = self.block_scores // (2 * streams * self.window)
+        step = max(min(max(self.window, MIN_BLOCK_TOKENS), limit), 1)
+        parts = []
+        for start in range(0, features.size(1), step):
+            parts.append(
+                self._block(
+                    features[:, start : start + step], targets[:, start : start + step], thetas
+                )
+            )
+        probabilities = torch.cat([part for part, _ in parts], -1)
+        return probabilities, torch.cat([seen for _, seen in parts])
+
+    def _block(
+        self, queries: Tensor, targets: Tensor, thetas: Sequence[float]
+    ) -> Tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            keys, values = queries, targets
+        else:
+            keys = torch.cat([self.keys, queries], 1)  # [B, M + T, d]
+            values = torch.cat([self.values, targets], 1)  # [B, M + T]
+        result = cache_probability(queries, keys, values, targets, self.window, thetas)
+        # Copied, because a view would keep the whole segment in memory.
+        self.keys = keys[:, -self.window :].clone()
+        self.values = values[:, -self.window :].clone()
+        return result
 
 
-def mean_of_means(rms: Sequence[Tensor]) -> float:
-    """Return mean(R), the mean over tensors of each tensor's mean.
+@dataclass
+class CacheGrid:
+    """A continuous cache and the values of its two parameters to evaluate.
 
-    Args:
-        rms: R, one tensor for each parameter.
+    Attributes:
+        window: W.
+        thetas: K values of theta >= 0.
+        weights: L values of lambda in [0, 1).
     """
-    return sum(float(tensor.double().mean()) for tensor in rms) / len(rms)
 
+    window: int
+    thetas: Sequence[float]
+    weights: Sequence[float]
 
-def decay_factors(rms: Tensor, mean_rms: float, decay: float) -> Tensor:
-    """Return lambda D, by which share of its distance to W_0 each weight returns; at most 1.
-
-    Args:
-        rms: R of one parameter.
-        mean_rms: mean(R) of all parameters; 0 means that there was no gradient, and gives no decay.
-        decay: lambda.
-    """
-    if mean_rms == 0.0:
-        return torch.zeros_like(rms)
-    return (rms * (decay / mean_rms)).clamp_(max=1.0)
-
-
-def step_sizes(rms: Tensor, rate: float, epsilon: float) -> Tensor:
-    """Return eta / (R + epsilon).
-
-    Args:
-        rms: R of one parameter.
-        rate: eta.
-        epsilon: greater than 0.
-    """
-    return rate / (rms + epsilon)
-
-
-def dynamic_update_(
-    weight: Tensor, trained: Tensor, gradient: Optional[Tensor], decays: Tensor, steps: Tensor
-) -> Tensor:
-    """Set W to W + decays (W_0 - W) - steps g, in place and in two passes over the weights.
-
-    Args:
-        weight: W.
-        trained: W_0.
-        gradient: g at W; None stands for zeros.
-        decays: from :func:`decay_factors`.
-        steps: from :func:`step_sizes`.
-
-    Returns:
-        ``weight``.
-    """
-    weight.lerp_(trained, decays)
-    return weight if gradient is None else weight.addcmul_(steps, gradient, value=-1.0)
+    def check(self) -> None:
+        """Refuse impossible values."""
+        ContinuousCache(self.window)
+        for name, values in (("theta", self.thetas), ("lambda", self.weights)):
+            check_enough(len(values), 1, f"{name} of the cache", "Give one.", ConfigurationError)
+        for theta in self.thetas:
+            check_range("the cache's theta", theta, at_least=0)
+        for weight in self.weights:
+            check_range("the cache's lambda", weight, at_least=0, below=1)
