@@ -30,6 +30,15 @@ def stateful_checkpoint(train):
     return train("awd_lstm_ptb", "cross_entropy", *STATEFUL) / "checkpoint_last.pt"
 
 
+# Settings of fairseq's adaptive softmax, for :func:`remade`.
+ADAPTIVE = {
+    "_name": "transformer_lm",
+    "adaptive_softmax_cutoff": "12,24",
+    "share_decoder_input_output_embed": False,
+    "criterion": "adaptive_loss",
+}
+
+
 def remade(path, out, data, **flags):
     """The checkpoint at ``path`` with other model flags, weights drawn anew, saved at ``out``."""
     checkpoint = load_checkpoint(path)

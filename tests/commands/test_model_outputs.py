@@ -17,9 +17,8 @@ from spectral_fairseq.commands.predictions import (
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.plugin.find import output_matrix
-from tests.commands.test_models import OTHERS
 from tests.conftest import TINY_LANGUAGE_MODEL
-from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
+from tests.language_models import ADAPTIVE, block_checkpoint, remade, stateful_checkpoint, tokens_of
 from tests.reference import measures as naive_measures
 from tests.reference import row_penalties as naive_row_penalties
 
@@ -67,7 +66,7 @@ def test_fillers_beyond_the_cut_of_an_output_dictionary(tiny_lm_data, run_cli, t
 
 def test_an_adaptive_softmax_of_fairseq(train, tiny_lm_data, tmp_path):
     """Given the targets, it normalises none but their clusters: the KL was 100 times too large."""
-    made = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
+    made = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **ADAPTIVE)
     expected = whole_matrix(made, tiny_lm_data, "valid")
     measures, details = measure_outputs(made, tiny_lm_data, tokens=10_000)
     assert details["tokens"] == len(expected)

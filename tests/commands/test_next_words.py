@@ -13,8 +13,7 @@ from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.commands.next_words import compare_next_words, predict_next
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
-from tests.commands.test_models import OTHERS
-from tests.language_models import block_checkpoint, remade, stateful_checkpoint
+from tests.language_models import ADAPTIVE, block_checkpoint, remade, stateful_checkpoint
 
 SENTENCES = ["w3 w1 w4", "w1 never-seen </s> w5 w9 w2"]
 
@@ -128,7 +127,7 @@ def test_a_dictionary_that_may_be_the_wrong_one_is_warned_of(ask, monkeypatch):
 def test_an_adaptive_softmax_of_fairseq_gives_every_word_its_probability(
     train, tiny_lm_data, tmp_path
 ):
-    path = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
+    path = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **ADAPTIVE)
     model = load_language_model(path, tiny_lm_data, {})
     size = len(model.dictionary)
     found = predict_next(model, ["w1", "w3"], size)
