@@ -51,7 +51,6 @@ VARIANTS: Dict[str, Variant] = {
     "plain": Variant(PLAIN),
     "r_drop": Variant({**OURS, "rdrop_weight": 5.0}),
     "simcut": Variant({**OURS, "simcut_weight": 3.0}),
-    "gradient_gating": Variant({**OURS, "gradient_gating": 0.03}),
     "coupled_adam": Variant(PLAIN, coupled=True),
     "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
 }

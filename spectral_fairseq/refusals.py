@@ -164,13 +164,13 @@ REBUILT_OPTIMIZER = Refusal(
     conflict="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
 )
 QUANTISED_SCORES = Refusal(
-    "`--loss-form blockwise`, `--gradient-gating`, `--rdrop-weight` or `--simcut-weight`",
+    "`--loss-form blockwise`, `--rdrop-weight` or `--simcut-weight`",
     "an output layer that computes its scores from its table as it is",
-    "Use `--loss-form dense` without `--gradient-gating`, or drop the quantisation.",
+    "Use `--loss-form dense`, or drop the quantisation.",
     (Setting("--quant-noise-scalar", "model.quant_noise_scalar"),),
 )
 FROZEN = Refusal(
-    "a penalty, `--spectrum-decay`, `--table-centering`, `--svd-interval`, `--gradient-gating` or "
+    "a penalty, `--spectrum-decay`, `--table-centering`, `--svd-interval` or "
     "`--optimizer coupled_adam`",
     "a table that is trained",
     "Train the table, or drop the flag.",
@@ -209,8 +209,7 @@ Z_LOSS = Refusal(
     "layer that is not known",
 )
 SEVERAL_METHODS = Refusal(
-    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight`, `--gradient-gating` or "
-    "`--z-loss`",
+    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight` or `--z-loss`",
     "at most one method that changes the likelihood",
     "Keep one.",
     conflict="another method that changes the likelihood",
@@ -229,16 +228,8 @@ CONSISTENCY = Refusal(
     "Use a Transformer, or drop the flag.",
     conflict="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",
 )
-GATING = Refusal(
-    "`--gradient-gating`",
-    "a single softmax with the scores of all words",
-    "Use `--output-head softmax` without `--loss-form blockwise` and `--logit-softcap`, or drop "
-    "the flag.",
-    conflict="`--loss-form blockwise`; `--logit-softcap`; a mixture, or the adaptive softmax of "
-    "`transformer_xl_*`, in which a word has no single score",
-)
 NO_OUTPUT_LAYER = Refusal(
-    "`--adversarial-epsilon`, `--loss-form blockwise` or `--gradient-gating`",
+    "`--adversarial-epsilon` or `--loss-form blockwise`",
     "a decoder with an output_layer",
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
     conflict="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
@@ -261,12 +252,6 @@ NON_AUTOREGRESSIVE = Refusal(
     "Use `--criterion nat_loss`, or a `transformer` arch.",
     conflict="fairseq's non-autoregressive models, such as `levenshtein_transformer`, whose "
     "forward asks for `tgt_tokens`",
-)
-SEVERAL_DICTIONARIES = Refusal(
-    "a penalty on the table, control outside the optimiser or `--gradient-gating`",
-    "one target dictionary",
-    "Binarise the data of all languages with one dictionary (`--joined-dictionary`).",
-    conflict="`multilingual_translation` with target dictionaries of different sizes",
 )
 CONTROL = Refusal(
     "`--spectrum-decay`, `--table-centering` or `--svd-interval`",

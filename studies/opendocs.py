@@ -108,9 +108,6 @@ METHODS: Dict[str, Method] = {
     ),
     "rdrop": _softmax("R-Drop, alpha 5", "--rdrop-weight", "5"),
     "simcut": _softmax("SimCut, alpha 3, p 0.05", "--simcut-weight", "3"),
-    "gradient_gating": _softmax(
-        "adaptive gradient gating, alpha 0.03", "--gradient-gating", "0.03"
-    ),
     "coupled_adam": Method(
         "Coupled Adam", ("--arch", "transformer", *PLAIN_LOSS, "--optimizer", "coupled_adam")
     ),

@@ -108,7 +108,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     Attributes:
         num_updates: taken before the one under way; the trainer tells it.
-        word_memory: the words that ``--gradient-gating`` has counted.
     """
 
     def __init__(self, cfg: Any, task: Any) -> None:
@@ -131,12 +130,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._prior = prior_from_flags(cfg)
         self._check_flags()
         self.num_updates = 0
-        self.word_memory: Any = None
-        if self._likelihood_options.gradient_gating:
-            from spectral_fairseq.plugin.likelihood_gating import WordMemory
-
-            memory = self._likelihood_options.gradient_gating_memory
-            self.word_memory = WordMemory(len(task.target_dictionary), memory)
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
         for flag in (TABLE_LR_SCALE, TABLE_WEIGHT_DECAY):  # plugin/groups.py reads them
             flag.read(cfg)
@@ -344,43 +337,6 @@ class Updates(Listener):
     def after_update(self) -> None:
         """The next batch may be one of validation."""
         self.before_update()
-
-
-class WordCounts(Listener):
-    """Keeps the counts in checkpoints, and out of them what is not trained on.
-
-    A worker that has run out of batches repeats one and throws its gradient away: its words do not
-    count. Neither do those of a step that is not taken because its gradients overflow in half
-    precision; with ``--amp`` fairseq then takes the same batches again.
-    """
-
-    name = "gradient_gating"
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self.memory: Any = getattr(trainer.get_criterion(), "word_memory", None)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the criterion counts words."""
-        return self.memory is not None
-
-    def before_update(self) -> None:
-        """Forget what an attempt without a step has counted."""
-        self.memory.begin(self.trainer.get_num_updates())
-
-    def prepare_batch(self, is_repeated: bool) -> None:
-        """Leave out a repeated batch."""
-        self.memory.ignored = is_repeated
-
-    def save(self) -> Any:
-        """The counts, if there are any."""
-        return self.memory.state_dict() if self.memory.has_counted else None
-
-    def load(self, saved: Any) -> None:
-        """Go on with the counts of the checkpoint."""
-        if saved is not None:
-            self.memory.load_state_dict(saved)
 
 
 # The names of ``--criterion``: each is the same criterion with other default flags.

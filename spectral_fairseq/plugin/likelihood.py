@@ -4,8 +4,8 @@ The plain likelihood is computed from the scores of all words at once, as fairse
 blocks. Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less
 time too: the scores of a batch are freed and faulted in anew at every update. Which form is faster
 on a GPU has not been measured, so there only scores that would fill it up are cut into blocks. The
-z-loss is added to either form; the other methods, which change the likelihood or its gradient, are
-in the files likelihood_*.py.
+z-loss is added to either form; the other methods, which change the likelihood, are in
+the files likelihood_*.py.
 """
 
 from __future__ import annotations
@@ -313,8 +313,6 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         raise refusals.Z_LOSS.error(obstacle)
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
-    if options.gradient_gating:
-        return LossForm(False, "--gradient-gating needs the scores of all words")
     if obstacle is not None:
         return LossForm(False, obstacle)
     head = head_of(model)
@@ -428,22 +426,6 @@ SIMCUT_CUTOFF = Option(
     below=1,
     needs=("simcut_weight",),
 )
-GRADIENT_GATING = Option(
-    "gradient_gating",
-    0.0,
-    "alpha of adaptive gradient gating: words with fewer targets than this in an update are rare, "
-    "and the gradients that push their output vectors away are scaled down; the paper has 0.02 "
-    "and 0.03",
-    at_least=0,
-)
-GRADIENT_GATING_MEMORY = Option(
-    "gradient_gating_memory",
-    1000,
-    "K of adaptive gradient gating: number of updates over which words are counted; the paper "
-    "counts over the updates of an epoch",
-    at_least=1,
-    needs=("gradient_gating",),
-)
 Z_LOSS = weight_option(
     "z_loss",
     "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
@@ -454,13 +436,11 @@ FLAGS = (
     RDROP_WEIGHT,
     SIMCUT_WEIGHT,
     SIMCUT_CUTOFF,
-    GRADIENT_GATING,
-    GRADIENT_GATING_MEMORY,
     Z_LOSS,
     LOSS_FORM,
 )
-# Each changes the likelihood, or its gradient, in a way of its own.
-EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING, Z_LOSS)
+# Each changes the likelihood in a way of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, Z_LOSS)
 
 
 def options_of(cfg: Any) -> Any:
@@ -473,8 +453,6 @@ def options_of(cfg: Any) -> Any:
     used = [entry.flag for entry in EXCLUSIVE if getattr(options, entry.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
-    if options.loss_form == "blockwise" and options.gradient_gating:
-        raise refusals.GATING.error("--loss-form blockwise")
     return options
 
 
@@ -504,10 +482,6 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
         from spectral_fairseq.plugin.likelihood_consistency import Consistency
 
         return Consistency(criterion, parts, options)
-    if options.gradient_gating:
-        from spectral_fairseq.plugin.likelihood_gating import GradientGating
-
-        return GradientGating(criterion, parts, options.gradient_gating)
     return plain_likelihood(criterion, parts, form, options.z_loss)
 
 

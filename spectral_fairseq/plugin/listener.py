@@ -42,13 +42,6 @@ class Listener:
     def before_update(self) -> None:
         """Called before each attempt at an update; with --amp one that overflowed is repeated."""
 
-    def prepare_batch(self, is_repeated: bool) -> None:
-        """Called before each batch of an update.
-
-        Args:
-            is_repeated: this worker has run out of batches, and the gradient does not count.
-        """
-
     def after_update(self) -> None:
         """Called after each update that was made."""
 

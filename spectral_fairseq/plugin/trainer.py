@@ -16,7 +16,7 @@ from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
 from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProducts
-from spectral_fairseq.plugin.criterion import Updates, WordCounts
+from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.nt_asgd import Averages
@@ -30,7 +30,6 @@ LISTENERS = (
     ControlledTables,  # decides how an SVD table is trained before the criterion is checked
     Checks,
     Updates,
-    WordCounts,
     Averages,
     ChosenProducts,
 )
@@ -95,14 +94,6 @@ def _train_step(self: Any, *args: Any, original: Callable[..., Any], **kwargs: A
 
 
 @wrapping
-def _prepare_sample(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    sample, is_repeated = original(self, *args, **kwargs)
-    for listener in listeners_of(self, "prepare_batch"):
-        listener.prepare_batch(is_repeated)
-    return sample, is_repeated
-
-
-@wrapping
 def _begin_valid_epoch(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     for listener in listeners_of(self, "begin_validation"):
         listener.begin_validation()
@@ -144,15 +135,13 @@ def _load_checkpoint(
 
 LISTENING = Patch(
     name="points of a training",
-    reason="Checks, spectrum control, --optimizer nt_asgd, coupled_adam and muon, "
-    "--gradient-gating and weight-norm tables act at points of a training at which fairseq calls "
-    "nobody.",
+    reason="Checks, spectrum control, --optimizer nt_asgd, coupled_adam and muon, and weight-norm "
+    "tables act at points of a training at which fairseq calls nobody.",
     install=replaces(
         {
             "fairseq.trainer:Trainer.__init__": _init,
             "fairseq.trainer:Trainer.begin_epoch": _begin_epoch,
             "fairseq.trainer:Trainer.train_step": _train_step,
-            "fairseq.trainer:Trainer._prepare_sample": _prepare_sample,
             "fairseq.trainer:Trainer.begin_valid_epoch": _begin_valid_epoch,
             "fairseq.trainer:Trainer.save_checkpoint": _save_checkpoint,
             "fairseq.trainer:Trainer.load_checkpoint": _load_checkpoint,

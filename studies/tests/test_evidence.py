@@ -182,7 +182,8 @@ def test_fairseq_takes_every_command(name, tmp_path):
     import spectral_fairseq.plugin  # noqa: F401
 
     study = STUDIES[name]
-    removed = {"sigsoftmax"}  # whose records are of an earlier commit: docs/evidence.md
+    # Their records are of earlier commits: docs/evidence.md.
+    removed = {"gradient_gating", "sigsoftmax"}
     for method in set(study.methods) - removed:
         for setting in study.methods[method].settings:
             cell = plan.cell_of(study, study.recipe, method, setting, 1)

@@ -11,7 +11,6 @@ from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, Wei
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.fast_dropout import fast_dropout
-from spectral_fairseq.functional.gradients import Gates, gated_scores
 from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import cosine_penalty, dispersion_penalty
@@ -20,7 +19,6 @@ from tests.functional.losses import LOSSES
 
 TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])
 ROWS = torch.tensor([0, 3])
-GATES = Gates(torch.arange(53) > 6, torch.rand(53), torch.rand(53))
 
 
 # Of contexts h, shape (6, 3, 4), scores q, shape (6, 3), a table w, shape (53, 4), and a bias b.
@@ -29,7 +27,6 @@ FUNCTIONS = {
     "row norms": lambda h, q, w, b: row_norms(w),
     "singular values": lambda h, q, w, b: singular_values(w, ROWS),
     "cosine": lambda h, q, w, b: cosine_penalty(w, ROWS),
-    "gated scores": lambda h, q, w, b: gated_scores(h[:, 0], w, TARGETS, GATES),
     "ignored": lambda h, q, w, b: without_ignored(1, TARGETS, h)[1],
     "dispersion": lambda h, q, w, b: dispersion_penalty([h], torch.ones(6, 3, dtype=torch.bool)),
     "distribution": lambda h, q, w, b: log_mixture(h, q.log_softmax(-1), w, b),

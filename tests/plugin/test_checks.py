@@ -106,7 +106,6 @@ def test_other_layers_are_quantised_as_ever(tmp_path, table, flags):
 
 @pytest.mark.parametrize("flags, refused", [
     ({"loss_form": "blockwise"}, "--loss-form blockwise"),
-    ({"gradient_gating": 0.02}, "--gradient-gating"),
     ({"rdrop_weight": 1.0}, "--rdrop-weight"),
     ({"simcut_weight": 1.0}, "--simcut-weight"),
     ({"rdrop_weight": 1.0, "loss_form": "dense"}, ""),
@@ -168,7 +167,6 @@ def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, cap
     {},
     {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
     {"adversarial_epsilon": 0.1, "loss_form": "blockwise"},
-    {"gradient_gating": 1.5},
 ])  # fmt: skip
 def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
     """Logs, validation and analysis, and checks at the start of a resumed run."""

@@ -126,7 +126,6 @@ def test_what_might_be_another_loss_stays_dense(task, change, why):
 
 @pytest.mark.parametrize("name, options, why", [
     ("transformer separate", {"report_accuracy": True}, "--report-accuracy"),
-    ("transformer separate", {"gradient_gating": 0.03}, "--gradient-gating"),
     ("fconv", {}, "calls no output_layer"),
 ])  # fmt: skip
 def test_what_needs_the_scores_stays_dense(task, name, options, why):

@@ -163,14 +163,8 @@ CONFLICTS = [
      "--rdrop-weight and --simcut-weight"),
     (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
      "--adversarial-epsilon and --rdrop-weight"),
-    (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "gradient_gating": 1.5},
-     "--rdrop-weight and --gradient-gating"),
     *((refusals.SEVERAL_METHODS, "svd", {"z_loss": 1e-4, flag: 0.1}, "and --z-loss")
-      for flag in ("adversarial_epsilon", "gradient_gating", "rdrop_weight")),
-    (refusals.GATING, "svd", {"gradient_gating": 1.5, "loss_form": "blockwise"},
-     "--loss-form blockwise"),
-    (refusals.GATING, "mos", {"gradient_gating": 1.5}, "MixtureOfSoftmaxes"),
-    (refusals.GATING, "capped", {"gradient_gating": 0.1}, "--logit-softcap"),
+      for flag in ("adversarial_epsilon", "rdrop_weight")),
     (refusals.ADVERSARIAL, "capped", {"adversarial_epsilon": 0.1}, "--logit-softcap"),
     (refusals.ADVERSARIAL, "xl adaptive", {"adversarial_epsilon": 0.1}, "no single logit"),
     (refusals.DENSE_MIXTURE, "mos", {"adversarial_epsilon": 0.1, "loss_form": "dense"},
@@ -185,8 +179,7 @@ CONFLICTS = [
     (refusals.NO_LAYERS, "lstm shared", {"dispersion_weight": 1.0}, "Decoder"),
     (refusals.NO_LAYERS, "fconv", {"dispersion_weight": 1.0}, "Decoder"),
     *((refusals.ADAPTIVE_SOFTMAX, "adaptive softmax", flags, "fairseq's adaptive softmax")
-      for flags in ({}, {"adversarial_epsilon": 0.1}, {"gradient_gating": 1.5},
-                    {"rdrop_weight": 1.0})),
+      for flags in ({}, {"adversarial_epsilon": 0.1}, {"rdrop_weight": 1.0})),
 ]  # fmt: skip
 ELSEWHERE = {
     "this file": {"NON_AUTOREGRESSIVE", "SOFTCAP", "OTHER_TABLES", "FROZEN", "CHECKPOINT_METRIC",
@@ -194,7 +187,6 @@ ELSEWHERE = {
     "test_checks.py": {"ADAPTIVE_LOSS", "REPLACED_LAYERS", "REBUILT_OPTIMIZER", "QUANTISED_SCORES"},
     "test_optimizers.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
     "test_table_control.py": {"RENEWAL_STEPS"},
-    "test_gradient_gating.py": {"SEVERAL_DICTIONARIES"},
     "test_stateful_language_modeling.py": {"STREAMS", "GENERATE", "EVAL_LM"},
 }  # fmt: skip
 
@@ -251,14 +243,13 @@ def test_models_that_ask_for_the_targets(task, arch, criterion):
 
 # Flags of a criterion outside their range.
 
-NUMBERS = ("rdrop_weight", "simcut_weight", "z_loss", "spectrum_decay", "gradient_gating")
+NUMBERS = ("rdrop_weight", "simcut_weight", "z_loss", "spectrum_decay")
 OUTSIDE = [  # beside those of test_penalties.py
     *(({name: value}, flag_of({name: 0}))
       for name in NUMBERS for value in (-1.0, math.nan, math.inf)),
     ({"table_lr_scale": -1.0}, "--table-lr-scale"),
     ({"simcut_cutoff": 0.0}, "--simcut-cutoff"),
     ({"simcut_cutoff": 1.0}, "--simcut-cutoff"),
-    ({"gradient_gating": 1.5, "gradient_gating_memory": 0}, "--gradient-gating-memory"),
     ({"ignore_prefix_size": -1}, "--ignore-prefix-size to be a whole number >= 0; found -1"),
     ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
     ({"table_centering": 2.0}, "--table-centering"),
@@ -350,7 +341,7 @@ def test_one_table_for_two_dictionaries(task, build, arch):
 
 OF_EVERY_KIND = (
     *("cosreg_weight", "spectrum_weight", "weight_norm_weight", "spectral_normalization_weight"),
-    *("d_optimal_weight", "normalized_d_optimal_weight", "mean_vector_weight", "gradient_gating"),
+    *("d_optimal_weight", "normalized_d_optimal_weight", "mean_vector_weight"),
 )
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 
@@ -464,8 +455,6 @@ def test_a_cutoff_that_was_not_given_is_not_blamed(task):
     ({"spectrum_c2": 0.1}, ["--spectrum-c2 has no effect without --spectrum-weight"]),
     ({"penalty_interval": "5"}, ["--penalty-interval has no effect without a penalty, such as"]),
     ({"simcut_cutoff": 0.1}, ["--simcut-cutoff has no effect without --simcut-weight"]),
-    ({"gradient_gating_memory": 9},
-     ["--gradient-gating-memory has no effect without --gradient-g"]),
     ({"rdrop_weight": 1.0}, ["--rdrop-weight has no effect without dropout"]),
     ({"log_spectrum_interval": 1}, ["--log-spectrum-interval measures an output table that is"]),
     ({"spectrum_side": "both", "spectrum_decay_start": 10}, [

@@ -20,7 +20,6 @@ from tests.plugin.trainers import (
 
 CRITERION, SHARED = "regularized_cross_entropy", "--share-all-embeddings"
 SMOOTHED = (CRITERION, SHARED, "--label-smoothing", "0.1")
-GATING = ("--gradient-gating", "1.5", "--gradient-gating-memory", "2")
 # A large eps, because Adam would otherwise turn rounding into steps of full length.
 COUPLED = ("--optimizer", "coupled_adam", "--weight-decay", "0.1", "--adam-eps", "0.001")
 SGD = ("--optimizer", "sgd", "--lr", "0.1")
@@ -47,7 +46,6 @@ TWO_WORKERS = {
         ("transformer_sc", CRITERION, SHARED, "--svd-interval", "1", *SGD, *SHORT),
         1e-6,
     ),
-    "gradient gating": (("transformer", *SMOOTHED, *GATING, *SGD, *LONG), 1e-5),
     "coupled_adam": (("transformer_sc", *SMOOTHED, *COUPLED, *LONG), 1e-5),
 }
 # A plugin that writes down, after each update, what each worker's model is.

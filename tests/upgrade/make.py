@@ -46,8 +46,8 @@ CASES = {
     " --criterion regularized_cross_entropy --rdrop-weight 1 --table-lr-scale 2",
     "mos": f"{MT} {ADAM} --arch transformer_mos --mixture-components 3"
     " --criterion spectrum_control",
-    "gating": f"{MT} {ADAM} --arch transformer --share-decoder-input-output-embed --criterion"
-    " regularized_cross_entropy --gradient-gating 0.05 --loss-form dense",
+    "dense": f"{MT} {ADAM} --arch transformer --share-decoder-input-output-embed --criterion"
+    " regularized_cross_entropy --loss-form dense",
     "softcap": f"{MT} {ADAM} --arch transformer_sc --embedding-type plain --logit-softcap 5"
     " --criterion regularized_cross_entropy --z-loss 0.001",
     "lm_svd": "--task language_modeling --tokens-per-sample 16 --decoder-input-dim 16"
