@@ -1,4 +1,4 @@
-"""A step with R-Drop, SimCut and their alternatives against plain fairseq: time and peak memory.
+"""A step with R-Drop and other alternatives to the penalties against plain fairseq: time and peak memory.
 
 Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt] [--sentences 128]
 
@@ -50,7 +50,6 @@ class Variant(NamedTuple):
 VARIANTS: Dict[str, Variant] = {
     "plain": Variant(PLAIN),
     "r_drop": Variant({**OURS, "rdrop_weight": 5.0}),
-    "simcut": Variant({**OURS, "simcut_weight": 3.0}),
     "coupled_adam": Variant(PLAIN, coupled=True),
     "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
 }

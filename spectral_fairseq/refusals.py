@@ -149,8 +149,8 @@ OTHER_TABLES = Refusal(
 # fairseq's iterative product quantisation puts other modules in the place of layers, at its first
 # epoch and between its stages, and builds the optimiser anew each time.
 REPLACED_LAYERS = Refusal(
-    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--simcut-weight`, "
-    "`--table-lr-scale`, `--table-weight-decay` or `--optimizer coupled_adam`",
+    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--table-lr-scale`, "
+    "`--table-weight-decay` or `--optimizer coupled_adam`",
     "a table that stays in the model",
     "Take the table and the output layer out of `layers_to_quantize` in that file, or drop the "
     "flag.",
@@ -164,7 +164,7 @@ REBUILT_OPTIMIZER = Refusal(
     conflict="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
 )
 QUANTISED_SCORES = Refusal(
-    "`--loss-form blockwise`, `--rdrop-weight` or `--simcut-weight`",
+    "`--loss-form blockwise` or `--rdrop-weight`",
     "an output layer that computes its scores from its table as it is",
     "Use `--loss-form dense`, or drop the quantisation.",
     (Setting("--quant-noise-scalar", "model.quant_noise_scalar"),),
@@ -209,7 +209,7 @@ Z_LOSS = Refusal(
     "layer that is not known",
 )
 SEVERAL_METHODS = Refusal(
-    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight` or `--z-loss`",
+    "`--adversarial-epsilon`, `--rdrop-weight` or `--z-loss`",
     "at most one method that changes the likelihood",
     "Keep one.",
     conflict="another method that changes the likelihood",
@@ -223,7 +223,7 @@ ADVERSARIAL = Refusal(
     "no single logit w'h + b",
 )
 CONSISTENCY = Refusal(
-    "`--rdrop-weight` or `--simcut-weight`",
+    "`--rdrop-weight`",
     "a model that reads each batch on its own",
     "Use a Transformer, or drop the flag.",
     conflict="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",

@@ -107,7 +107,6 @@ METHODS: Dict[str, Method] = {
         ),
     ),
     "rdrop": _softmax("R-Drop, alpha 5", "--rdrop-weight", "5"),
-    "simcut": _softmax("SimCut, alpha 3, p 0.05", "--simcut-weight", "3"),
     "coupled_adam": Method(
         "Coupled Adam", ("--arch", "transformer", *PLAIN_LOSS, "--optimizer", "coupled_adam")
     ),

@@ -22,7 +22,7 @@ METHODS = {
     "spectrum control": "--arch transformer_sc --criterion spectrum_control",
     "mos": "--arch transformer_mos --mixture-context-scale 4 --criterion mle_cosreg "
     "--cosreg-weight 0",
-    "simcut": "--arch transformer --criterion regularized_cross_entropy --simcut-weight 3",
+    "r-drop": "--arch transformer --criterion regularized_cross_entropy --rdrop-weight 5",
 }
 SEEDS = (1, 2, 3)
 RECIPE = (

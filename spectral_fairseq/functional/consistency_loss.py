@@ -3,24 +3,21 @@ r"""Cross entropy of two passes over the same tokens, and how far their distribu
 With p_1 and p_2 the softmax of W h_1 + b and W h_2 + b, L_1 and L_2 their label-smoothed cross
 entropies, and KL(p||q) = \sum_v p_v log(p_v / q_v), the loss of a token is
 
-    (L_1 + L_2) / 2 + weight (KL(p_1||p_2) + KL(p_2||p_1)) / 2          if symmetric,
-    L_1 + weight KL(p_1||p_2)                                           otherwise.
+    (L_1 + L_2) / 2 + weight (KL(p_1||p_2) + KL(p_2||p_1)) / 2.
 
-The first form, with a weight of alpha / 2, is half of the objective of R-Drop: Liang et al.,
-NeurIPS 2021, https://arxiv.org/abs/2106.14448. The second form is SimCut: Gao et al., "Bi-SimCut",
-NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. Both sides have gradients. The naive form
-is ``tests/reference/losses.py``.
+With a weight of alpha / 2 it is half of the objective of R-Drop: Liang et al., NeurIPS 2021,
+https://arxiv.org/abs/2106.14448. Both sides have gradients. The naive form is
+``tests/reference/losses.py``.
 
-Flags: ``--rdrop-weight`` 0, ``--simcut-weight`` 0, ``--simcut-cutoff`` 0.05.
-In order: ``plugin/likelihood_consistency.py: twice``, ``plugin/likelihood_consistency.py:
-    every_second_row_cut``, ``consistency_cross_entropy``.
+Flags: ``--rdrop-weight`` 0.
+In order: ``plugin/likelihood_consistency.py: twice``, ``consistency_cross_entropy``.
 
 Note [Gradients of a divergence]
 --------------------------------
-With r = log p_1 - log p_2, KL(p_1||p_2) weighted by f and KL(p_2||p_1) weighted by g,
+With r = log p_1 - log p_2, and both divergences weighted by f,
 
-    d / d s_1 = p_1 (f (r - KL(p_1||p_2)) + g) - g p_2
-    d / d s_2 = p_2 (g (-r - KL(p_2||p_1)) + f) - f p_1,
+    d / d s_1 = p_1 (f (r - KL(p_1||p_2)) + f) - f p_2
+    d / d s_2 = p_2 (f (-r - KL(p_2||p_1)) + f) - f p_1,
 
 to which the cross entropy adds a multiple of p, a constant and an entry at the target. A block of
 tokens therefore needs one product for its scores and two for its gradients, as the cross entropy
@@ -70,9 +67,7 @@ class ConsistencyLoss(NamedTuple):
     divergence: Tensor
 
 
-def _shares(symmetric: bool) -> Tuple[float, float]:
-    """Return the weights of the first and the second pass; they sum to 1."""
-    return (0.5, 0.5) if symmetric else (1.0, 0.0)
+SHARE = 0.5  # of either pass in the loss
 
 
 def _never_predicted(bias: Optional[Tensor]) -> Optional[Tensor]:
@@ -100,7 +95,6 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         matrix: Tensor,
         bias: Optional[Tensor],
         weight: float,
-        symmetric: bool,
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, ...]:
@@ -109,7 +103,6 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(contexts, matrix, bounded=False)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
-        shares = _shares(symmetric)
         likelihood, nll, divergence = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(3))
         sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
         block = tokens_per_block(matrix, block_elements, softmaxes=2)
@@ -129,25 +122,23 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
                 kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
                 hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
                 totals = log_p[:counted].sum((0, 2)) if uniform else torch.zeros_like(hits)
-                for k, share in enumerate(shares):
-                    if share == 0:  # times an infinite loss is no number
-                        continue
-                    nll -= share * hits[k]
-                    likelihood -= share * (target_weight * hits[k] + uniform * totals[k])
-                    divergence += share * kl[:counted, k].sum()
+                for k in (0, 1):
+                    nll -= SHARE * hits[k]
+                    likelihood -= SHARE * (target_weight * hits[k] + uniform * totals[k])
+                    divergence += SHARE * kl[:counted, k].sum()
                 if not any(needed):
                     continue
                 gradient = log_p  # overwritten; see Note [Gradients of a divergence]
+                pull = SHARE * weight
+                factor = SHARE * (target_weight + vocabulary * uniform)
                 for k, sign in ((0, 1.0), (1, -1.0)):
-                    forward, backward = weight * shares[k], weight * shares[1 - k]
-                    factor = shares[k] * (target_weight + vocabulary * uniform)
-                    own_gradient = torch.mul(log_ratio, sign * forward, out=gradient[:, k])
-                    own_gradient += (backward + factor - forward * kl[:, k]).unsqueeze(1)
+                    own_gradient = torch.mul(log_ratio, sign * pull, out=gradient[:, k])
+                    own_gradient += (pull + factor - pull * kl[:, k]).unsqueeze(1)
                     own_gradient *= p[:, k]
-                    own_gradient.sub_(p[:, 1 - k], alpha=backward)
-                    own_gradient -= shares[k] * uniform
-                hit = [gradient.new_full((size, 1, 1), -target_weight * share) for share in shares]
-                gradient.scatter_add_(2, target, torch.cat(hit, 1))
+                    own_gradient.sub_(p[:, 1 - k], alpha=pull)
+                    own_gradient -= SHARE * uniform
+                hit = gradient.new_full((size, 2, 1), -SHARE * target_weight)
+                gradient.scatter_add_(2, target, hit)
                 gradient[counted:] = 0
                 place = slice(2 * part.start, 2 * part.stop)
                 sums.add_block(place, rows, gradient.flatten(0, 1), block_scores.table)
@@ -162,7 +153,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         contexts, matrix, bias = scaled_gradients(ctx, grad)
         if contexts is not None:
             contexts = contexts.view(ctx.shape)
-        return contexts, None, matrix, bias, None, None, None, None
+        return contexts, None, matrix, bias, None, None, None
 
 
 @outside_graphs
@@ -173,7 +164,6 @@ def consistency_cross_entropy(
     bias: Optional[Tensor] = None,
     *,
     weight: float,
-    symmetric: bool,
     label_smoothing: float = 0.0,
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
@@ -186,7 +176,6 @@ def consistency_cross_entropy(
         matrix: W, shape (N, d).
         bias: b, shape (N,).
         weight: of the divergence.
-        symmetric: which of the two forms; see the module.
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
@@ -207,7 +196,7 @@ def consistency_cross_entropy(
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
     return ConsistencyLoss(
         *_ConsistencyCrossEntropy.apply(
-            contexts, targets, matrix, bias, weight, symmetric, label_smoothing, block_elements
+            contexts, targets, matrix, bias, weight, label_smoothing, block_elements
         )
     )
 
@@ -217,7 +206,6 @@ def dense_consistency(
     targets: Tensor,
     *,
     weight: float,
-    symmetric: bool,
     label_smoothing: float = 0.0,
     ignore_index: Optional[int] = None,
 ) -> ConsistencyLoss:
@@ -227,7 +215,6 @@ def dense_consistency(
         log_probabilities: log p_1 and log p_2, shape (T, 2, N).
         targets: shape (T,).
         weight: of the divergence.
-        symmetric: which of the two forms; see the module.
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
 
@@ -245,12 +232,7 @@ def dense_consistency(
     neither = first.eq(-math.inf) & second.eq(-math.inf)
     ratio = (first - second).masked_fill(neither, 0.0)
     kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
-    shares = _shares(symmetric)
-    # A share of 0 times an infinite loss is no number.
-    parts = [
-        torch.stack([each[:, k] * share for k, share in enumerate(shares) if share]).sum(0)
-        for each in (likelihoods, nlls, kl)
-    ]
+    parts = [(SHARE * each).sum(1) for each in (likelihoods, nlls, kl)]
     if ignore_index is not None:
         ignored = targets.eq(ignore_index)
         parts = [each.masked_fill(ignored, 0.0) for each in parts]

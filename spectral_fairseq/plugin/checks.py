@@ -112,7 +112,6 @@ def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
         table = objective.control.controlled(Inputs(objective.parts))
         if table is not None:
             yield table.flag, _ids([table.parameter])
-        yield objective.likelihood.flag, _ids(objective.likelihood.held)
 
 
 def _ids(held: Any) -> Set[int]:

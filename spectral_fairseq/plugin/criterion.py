@@ -29,7 +29,7 @@ from spectral_fairseq.plugin.cpu import (
     draw_masks_fast,
     draws_masks_fast,
 )
-from spectral_fairseq.plugin.find import decoder_of, find_svd_tables, look_ups, models_in, unwrapped
+from spectral_fairseq.plugin.find import decoder_of, find_svd_tables, models_in, unwrapped
 from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, LossForm, drops
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import (
@@ -179,7 +179,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         dictionary = getattr(decoder, "dictionary", None)
         words = self._words_of(self._task.target_dictionary if dictionary is None else dictionary)
         name = type(model).__name__
-        parts = Parts(decoder, words, table_prior, tables, tuple(look_ups(model)), name)
+        parts = Parts(decoder, words, table_prior, tables, name)
         options = self._likelihood_options
         form = likelihood.form_for(self, options, model, words.rows)
         cfg = control.with_method(self._cfg, bool(tables))

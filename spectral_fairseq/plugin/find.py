@@ -42,17 +42,6 @@ def head_of(model: nn.Module) -> Any:
     return getattr(decoder_of(model), "output_projection", None)
 
 
-def look_ups(model: nn.Module) -> List[nn.Module]:
-    """The modules that embed the tokens of the encoder and of the decoder, each once."""
-    sides = (getattr(model, "encoder", None), decoder_of(model))
-    # Decoders that carry a state keep theirs in the network that they wrap.
-    owners = [part for side in sides for part in (side, getattr(side, "network", None))]
-    modules = (getattr(owner, "embed_tokens", None) for owner in owners)
-    return list(
-        {id(module): module for module in modules if isinstance(module, nn.Module)}.values()
-    )
-
-
 def table_module(model: nn.Module) -> Optional[Table]:
     """The output table if it is a module of this package, else ``None``."""
     table = getattr(head_of(model), "table", None)

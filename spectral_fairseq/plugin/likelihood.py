@@ -41,7 +41,7 @@ from spectral_fairseq.plugin.find import (
     output_matrix,
     softmax_operands,
 )
-from spectral_fairseq.plugin.objective import Parts, Term
+from spectral_fairseq.plugin.objective import SQUARED_LOG_Z, Parts, Term
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +89,10 @@ class LikelihoodTerm:
     Attributes:
         flag: that asks for this way; empty for the plain likelihood.
         makes_scores: whether it computes scores beside the model's output layer.
-        held: layers that have to stay those of the model.
     """
 
     flag = ""
     makes_scores = False
-    held: Tuple[nn.Module, ...] = ()
 
     def __init__(self, criterion: Any, parts: Parts) -> None:
         self.criterion = criterion
@@ -210,7 +208,7 @@ class FullScores(LikelihoodTerm):
 
     def likelihood(self, losses: Losses, net_output: Any, sample: Any) -> Likelihood:
         """What is trained and logged of the losses of a batch."""
-        measures = (measure("z_loss", losses.squares, sample),) if self.z_loss else ()
+        measures = (measure(SQUARED_LOG_Z, losses.squares, sample),) if self.z_loss else ()
         plain, nll = losses.plain_loss.detach(), losses.nll.detach()
         return Likelihood(losses.loss, plain, nll, net_output, measures)
 
@@ -411,21 +409,6 @@ RDROP_WEIGHT = Option(
     at_least=0,
     needs=(DROPOUT,),
 )
-SIMCUT_WEIGHT = Option(
-    "simcut_weight",
-    0.0,
-    "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
-    "zero, and penalise the divergence of the two distributions",
-    at_least=0,
-)
-SIMCUT_CUTOFF = Option(
-    "simcut_cutoff",
-    0.05,
-    "probability of SimCut that the embedding of a position is set to zero",
-    above=0,
-    below=1,
-    needs=("simcut_weight",),
-)
 Z_LOSS = weight_option(
     "z_loss",
     "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
@@ -434,13 +417,11 @@ Z_LOSS = weight_option(
 FLAGS = (
     ADVERSARIAL_EPSILON,
     RDROP_WEIGHT,
-    SIMCUT_WEIGHT,
-    SIMCUT_CUTOFF,
     Z_LOSS,
     LOSS_FORM,
 )
 # Each changes the likelihood in a way of its own.
-EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, Z_LOSS)
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, Z_LOSS)
 
 
 def options_of(cfg: Any) -> Any:
@@ -478,7 +459,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
                 criterion, parts, options.adversarial_epsilon, form.dense_up_to
             )
         return Adversarial(criterion, parts, options.adversarial_epsilon)
-    if options.rdrop_weight or options.simcut_weight:
+    if options.rdrop_weight:
         from spectral_fairseq.plugin.likelihood_consistency import Consistency
 
         return Consistency(criterion, parts, options)

@@ -1,9 +1,7 @@
-"""Two passes over each batch that are to agree: R-Drop and SimCut.
+"""R-Drop: two passes over each batch, with different dropout, that are to agree.
 
-The formulas are in ``functional/consistency_loss.py``. The two passes of R-Drop have different
-dropout; its objective is half of the paper's, so that the likelihood keeps the scale that it has
-without R-Drop. The second pass of SimCut has positions of the embedded input set to zero, and both
-sides have gradients, as in the authors' code.
+The formula is in ``functional/consistency_loss.py``. The objective is half of the paper's, so that
+the likelihood keeps the scale that it has without R-Drop.
 
 Both passes are one forward pass over a batch in which each sentence stands twice, one after the
 other. Data-parallel wrappers then see one pass, and batches that are sorted by length stay so.
@@ -11,84 +9,39 @@ other. Data-parallel wrappers then see one pass, and batches that are sorted by 
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.consistency_loss import (
     ConsistencyLoss,
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.find import calls_output_layer, decoder_of, look_ups, softmax_operands
-from spectral_fairseq.plugin.likelihood import (
-    RDROP_WEIGHT,
-    SIMCUT_WEIGHT,
-    Likelihood,
-    LikelihoodTerm,
-    measure,
-)
-from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts
-
-
-@contextmanager
-def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int) -> Iterator[None]:
-    """Set embeddings of the rows 1, 3, 5, .. of a batch to zero inside the block.
-
-    Each position is cut with the given probability, whatever the kind of the table, before the
-    scale and the positions are applied; the others keep their values. The last token of a source,
-    which ends the sentence, and the first of a decoder's input, which starts it, are never cut.
-
-    Args:
-        model: runs within the block, on token rows that come in pairs.
-        probability: of each position.
-        padding_idx: token of positions without a word.
-    """
-    decoding: List[bool] = []  # whether the decoder has started
-
-    def cut(_: nn.Module, inputs: Any, vectors: Tensor) -> Tensor:
-        words = inputs[0].ne(padding_idx)  # [2b, t]
-        order = words if decoding else words.flip(1)
-        protected = order.cumsum(1).eq(1)  # the first or the last word, and padding next to it
-        if not decoding:
-            protected = protected.flip(1)
-        drawn = torch.rand(words.shape, device=words.device) < probability
-        drawn &= words & ~protected
-        drawn[::2] = False
-        return vectors.masked_fill(drawn.unsqueeze(-1), 0.0)
-
-    hooks = [
-        decoder_of(model).register_forward_pre_hook(lambda *_: decoding.append(True)),
-        *(look_up.register_forward_hook(cut) for look_up in look_ups(model)),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+from spectral_fairseq.plugin.find import calls_output_layer, softmax_operands
+from spectral_fairseq.plugin.likelihood import RDROP_WEIGHT, Likelihood, LikelihoodTerm, measure
+from spectral_fairseq.plugin.objective import R_DROP, Parts
 
 
 class Consistency(LikelihoodTerm):
     """The likelihood and the weighted divergence of two passes.
 
-    The logs keep the likelihood, of both passes or of the one that is not cut, and have the
-    divergence for each token under a key of its own.
+    The logs keep the likelihood of both passes, and have the divergence for each token under a key
+    of its own.
 
     Args:
-        options: the parsed values of the flags; the weight of one method is above 0.
+        options: the parsed values of the flags.
 
     Raises:
-        ConfigurationError: a model without token embeddings, for SimCut.
         UnsupportedError: a model that carries a state from batch to batch.
     """
 
+    flag = RDROP_WEIGHT.flag
+
     def __init__(self, criterion: Any, parts: Parts, options: Any) -> None:
         super().__init__(criterion, parts)
-        self.model_name = parts.model_name
         self.blockwise = (
             options.loss_form != "dense"
             and not criterion.report_accuracy
@@ -96,39 +49,25 @@ class Consistency(LikelihoodTerm):
             and not self.own_loss
         )
         self.makes_scores = self.blockwise
-        self.symmetric = options.rdrop_weight > 0
-        self.held = () if self.symmetric else parts.look_ups
-        self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
-        self.cutoff = options.simcut_cutoff
-        self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).flag
+        self.weight = options.rdrop_weight / 2
         if getattr(self.decoder, "stateful", False):
             found = f"{type(self.decoder).__name__}, whose streams would be read twice"
-            raise refusals.CONSISTENCY.error(found, self.flag)
-        if not self.symmetric and not self.held:
-            raise ConfigurationError(
-                f"an encoder or a decoder with embed_tokens for {self.flag}",
-                f"none in {self.model_name}",
-                f"Use a transformer, transformer_lm or lstm arch, or drop {self.flag}.",
-            )
+            raise refusals.CONSISTENCY.error(found)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        cut = every_second_row_cut(model, self.cutoff, self.criterion.padding_idx)
-        with nullcontext() if self.symmetric else cut:
-            if self.blockwise and reduce:
-                parts, net_output = self._from_blocks(model, sample)
-            else:
-                parts, net_output = self._from_log_probabilities(model, sample, reduce)
+        if self.blockwise and reduce:
+            parts, net_output = self._from_blocks(model, sample)
+        else:
+            parts, net_output = self._from_log_probabilities(model, sample, reduce)
         logged, nll = parts.likelihood.detach(), parts.nll.detach()
-        name = MEASURE_NAMES[0 if self.symmetric else 1]
-        measures = (measure(name, parts.divergence, sample),)
+        measures = (measure(R_DROP, parts.divergence, sample),)
         return Likelihood(parts.loss, logged, nll, net_output, measures)
 
     @property
     def _options(self) -> Dict[str, Any]:
         return {
             "weight": self.weight,
-            "symmetric": self.symmetric,
             "label_smoothing": self.criterion.eps,
             "ignore_index": self.criterion.padding_idx,
         }

@@ -165,7 +165,6 @@ class Parts:
         words: of its dictionary.
         prior: of its output table, where that knows none itself.
         svd_tables: all SVD tables of the model, each once however often it is shared.
-        look_ups: the modules that embed tokens.
         model_name: of the model's class, for messages.
     """
 
@@ -173,7 +172,6 @@ class Parts:
     words: Words
     prior: TablePrior
     svd_tables: Tuple[SVDEmbedding, ...] = ()
-    look_ups: Tuple[nn.Module, ...] = ()
     model_name: str = ""
 
 
@@ -418,7 +416,8 @@ def reported_terms(net_output: Any) -> List[Term]:
 
 
 # What likelihood_consistency.py and the z-loss measure, for each token.
-MEASURE_NAMES = ("r_drop", "simcut", "z_loss")
+R_DROP, SQUARED_LOG_Z = "r_drop", "z_loss"
+MEASURE_NAMES = (R_DROP, SQUARED_LOG_Z)
 
 
 def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:

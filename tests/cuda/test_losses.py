@@ -32,7 +32,7 @@ def _adaptive(leaves, targets, eps, block):
 
 def _consistency(leaves, targets, eps, block):
     h, _, w, _ = leaves
-    given = {"weight": 1.0, "symmetric": True, "block_elements": 3 * block * WORDS}
+    given = {"weight": 1.0, "block_elements": 3 * block * WORDS}
     return (consistency_cross_entropy(h[:, :2], targets, w, **given).loss,)
 
 

@@ -126,15 +126,14 @@ def _log_mixture(leaves, targets, eps=0.0, block=None):
     return loss, loss, nll
 
 
-def _consistency(symmetric):
-    weight = ALPHA / 2 if symmetric else ALPHA
+def _consistency():
+    weight = ALPHA / 2
 
     def fast(leaves, targets, eps=0.0, block=None):
         h, _, w, b = leaves
         found = consistency_cross_entropy(
             *(h[:, :2], targets, w, b),
             weight=weight,
-            symmetric=symmetric,
             label_smoothing=eps,
             ignore_index=PAD,
             block_elements=block and block * 2 * len(w),
@@ -144,10 +143,8 @@ def _consistency(symmetric):
     def naive(leaves, targets, eps=0.0):
         h, _, w, b = leaves
         log_p = torch.log_softmax(h[:, :2] @ w.t() + b, -1).unbind(1)
-        form = reference.r_drop if symmetric else reference.simcut
-        loss, nll = form(*log_p, targets, ALPHA, eps, PAD)
-        loss = loss / 2 if symmetric else loss
-        return loss, loss, nll
+        loss, nll = reference.r_drop(*log_p, targets, ALPHA, eps, PAD)
+        return loss / 2, loss / 2, nll
 
     return fast, naive
 
@@ -187,8 +184,7 @@ LOSSES = {
     "adversarial mixture": Loss(*adversarial(3), ((1e-6, 2e-2), (2e-6, 2e-2))),
     "adversarial mixture of one": Loss(*adversarial(1), ((1e-6, 2e-2), (2e-6, 2e-2))),
     "log mixture": Loss(_log_mixture, _mixture()[1]),
-    "r-drop": Loss(*_consistency(True), CONSISTENT),
-    "simcut": Loss(*_consistency(False), CONSISTENT),
+    "r-drop": Loss(*_consistency(), CONSISTENT),
     "adaptive of 1": Loss(*adaptive((11,)), ADAPTIVE, smooths=False),
     "adaptive of 2": Loss(*adaptive((1, 52)), ADAPTIVE, smooths=False),
     "adaptive": Loss(*adaptive((5, 6, 40)), ADAPTIVE, smooths=False),

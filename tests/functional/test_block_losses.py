@@ -279,7 +279,7 @@ def test_contexts_of_another_shape_are_refused():
     with pytest.raises(ConfigurationError, match="`log_prior`"):
         mixture_cross_entropy(torch.ones(4, 3, 7), torch.ones(4, 2), TARGETS, TABLE)
     with pytest.raises(ConfigurationError, match=r"`contexts` of shape \(\d+, 2, \d+\)"):
-        consistency_cross_entropy(CONTEXTS, TARGETS, TABLE, weight=1.0, symmetric=True)
+        consistency_cross_entropy(CONTEXTS, TARGETS, TABLE, weight=1.0)
     with pytest.raises(ConfigurationError, match=r"\(4, 2\)"):
         adaptive_loss.adaptive_cross_entropy(
             CONTEXTS, torch.ones(4, 3), TARGETS, TABLE, BIAS, (5, 20)
@@ -287,10 +287,9 @@ def test_contexts_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_the_dense_loss_of_two_passes_is_that_of_the_blocks(symmetric, eps):
+def test_the_dense_loss_of_two_passes_is_that_of_the_blocks(eps):
     (h, _, w, b), targets = leaves_and_targets(dtype=torch.float64)
-    given = {"weight": 0.7, "symmetric": symmetric, "label_smoothing": eps, "ignore_index": PAD}
+    given = {"weight": 0.7, "label_smoothing": eps, "ignore_index": PAD}
     found = consistency_cross_entropy(h[:, :2], targets, w, b, **given)
     dense = dense_consistency((h[:, :2] @ w.t() + b).log_softmax(-1), targets, **given)
     for name in found._fields:

@@ -17,7 +17,7 @@ VOCABULARY, DIM, CUTOFFS = 13, 4, (4, 9)
 # Both sides of every size of a block, whose rows are 1 to 7, 8, 10, .. of at most 8 tokens.
 TOKENS = (1, 5, 7, 8, 9, 11, 16, 17, 25)
 NAMES = ("softmax", "adversarial softmax", "mixture", "adversarial mixture", "log mixture")
-TAKEN = {name: LOSSES[name] for name in (*NAMES, "r-drop", "simcut")}
+TAKEN = {name: LOSSES[name] for name in (*NAMES, "r-drop")}
 TAKEN["adaptive"] = Loss(*adaptive(CUTOFFS))
 
 
@@ -46,10 +46,9 @@ def dense(name, leaves, targets, eps):
         margin = adversarial_margin(h, norms, at, EPSILON)  # [T, 3]
         scores = scores - margin.unsqueeze(-1) * F.one_hot(at, VOCABULARY)
     log_p = scores.log_softmax(-1)
-    if name in ("r-drop", "simcut"):
-        symmetric = name == "r-drop"
-        given = {"weight": ALPHA / 2 if symmetric else ALPHA, "symmetric": symmetric}
-        return dense_consistency(log_p[:, :2], targets, label_smoothing=eps, **given).loss.sum()
+    if name == "r-drop":
+        given = {"weight": ALPHA / 2, "label_smoothing": eps}
+        return dense_consistency(log_p[:, :2], targets, **given).loss.sum()
     return smoothed(log_p[:, 0] if "softmax" in name else mixed(prior(q), log_p), targets, eps)
 
 

@@ -52,7 +52,6 @@ def quantised(tmp_path, pattern, max_update=0, tied=True, **options):
 @pytest.mark.parametrize("flags", [
     {"spectrum_decay": 0.5},
     {"table_centering": 0.5},
-    {"simcut_weight": 1.0},
     {"table_lr_scale": 0.5},
     {"table_weight_decay": 0.5},
 ])  # fmt: skip
@@ -107,7 +106,6 @@ def test_other_layers_are_quantised_as_ever(tmp_path, table, flags):
 @pytest.mark.parametrize("flags, refused", [
     ({"loss_form": "blockwise"}, "--loss-form blockwise"),
     ({"rdrop_weight": 1.0}, "--rdrop-weight"),
-    ({"simcut_weight": 1.0}, "--simcut-weight"),
     ({"rdrop_weight": 1.0, "loss_form": "dense"}, ""),
     ({"adversarial_epsilon": 0.1}, ""),
     ({}, ""),

@@ -1,4 +1,4 @@
-"""R-Drop and SimCut as criterions: the papers' objective, and what every likelihood keeps."""
+"""R-Drop as a criterion: the paper's objective, and what every likelihood keeps."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.plugin.likelihood_consistency import every_second_row_cut, twice
+from spectral_fairseq.plugin.likelihood_consistency import twice
 from tests.plugin.conftest import (
     LONGEST_FIRST,
     any_model,
@@ -15,51 +15,37 @@ from tests.plugin.conftest import (
     build_model,
     gradients,
     make_sample,
-    segments,
     split,
 )
 from tests.reference import losses as reference
 
 MODELS = ("plain", "svd", "weight-norm", "mos", "transformer separate", "lstm separate")
-METHODS = {"rdrop_weight": 5.0, "simcut_weight": 3.0}
-ALL_CUT = 1 - 1e-9
+ALPHA = 5.0
 
 
 def criterion_of(task, **options):
-    return build_criterion(task, "regularized_cross_entropy", **options)
+    return build_criterion(task, "regularized_cross_entropy", rdrop_weight=ALPHA, **options)
 
 
-def naive(task, model, sample, flag, smoothing, cutoff):
+def naive(task, model, sample, smoothing):
     """(objective, NLL) from the log-probabilities of two passes with the same random numbers."""
     torch.manual_seed(7)
     pad = task.target_dictionary.pad()
-    if flag == "simcut_weight":
-        with every_second_row_cut(model, cutoff, pad):
-            output = model(**twice(sample["net_input"]))
-    else:
-        output = model(**twice(sample["net_input"]))
+    output = model(**twice(sample["net_input"]))
     log_p = torch.log_softmax(output[0], -1)  # of a mixture's log-probabilities: themselves
     first, second = (rows.flatten(0, 1) for rows in (log_p[::2], log_p[1::2]))
-    form = reference.r_drop if flag == "rdrop_weight" else reference.simcut
-    return form(first, second, sample["target"].flatten(), METHODS[flag], smoothing, pad)
+    return reference.r_drop(first, second, sample["target"].flatten(), ALPHA, smoothing, pad)
 
 
 @pytest.mark.parametrize("report_accuracy", [False, True])
-@pytest.mark.parametrize("flag", METHODS)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_objective_is_that_of_the_paper(task, name, flag, report_accuracy):
+def test_the_objective_is_that_of_the_paper(task, name, report_accuracy):
     model = any_model(task, name, dropout=0.2).double().train()
     sample = make_sample(task, sizes=LONGEST_FIRST)
-    criterion = criterion_of(
-        task,
-        label_smoothing=0.1,
-        simcut_cutoff=0.5,
-        report_accuracy=report_accuracy,
-        **{flag: METHODS[flag]},
-    )
+    criterion = criterion_of(task, label_smoothing=0.1, report_accuracy=report_accuracy)
     criterion.check_model(model)
-    expected, nll = naive(task, model, sample, flag, 0.1, 0.5)
-    expected = expected / 2 if flag == "rdrop_weight" else expected
+    expected, nll = naive(task, model, sample, 0.1)
+    expected = expected / 2
     want = gradients(model, expected)
     torch.manual_seed(7)
     loss, size, log = criterion(model, sample)
@@ -67,34 +53,30 @@ def test_the_objective_is_that_of_the_paper(task, name, flag, report_accuracy):
     tolerance = {"rtol": 1e-4, "atol": 1e-5, "check_dtype": False}
     torch.testing.assert_close(loss, expected, **tolerance)
     torch.testing.assert_close(log["nll_loss"], nll.detach(), **tolerance)
-    key, weight = ("r_drop", 2.5) if flag == "rdrop_weight" else ("simcut", 3.0)
-    assert float(log[key]) > 0 and log[f"{key}_size"] == size == sample["ntokens"]
-    total = float(log["loss"]) + weight * float(log[key])
+    assert float(log["r_drop"]) > 0 and log["r_drop_size"] == size == sample["ntokens"]
+    total = float(log["loss"]) + ALPHA / 2 * float(log["r_drop"])
     assert math.isclose(float(loss.detach()), total, rel_tol=1e-5)
     assert ("n_correct" in log) == report_accuracy
     assert_close(gradients(model, loss), want, **tolerance)
 
 
 @pytest.mark.parametrize("report_accuracy", [False, True])
-@pytest.mark.parametrize("flag", METHODS)
-def test_a_prefix_that_is_ignored_counts_as_padding(task, flag, report_accuracy):
+def test_a_prefix_that_is_ignored_counts_as_padding(task, report_accuracy):
     model, sample = build_model(task).double().train(), make_sample(task)
-    options = {flag: METHODS[flag], "simcut_cutoff": ALL_CUT, "report_accuracy": report_accuracy}
+    options = {"report_accuracy": report_accuracy}
     target = sample["target"].clone()
     target[:, :2] = task.target_dictionary.pad()
     expected, _, log = criterion_of(task, **options)(model, {**sample, "target": target})
     found, _, own = criterion_of(task, ignore_prefix_size=2, **options)(model, sample)
     torch.testing.assert_close(found, expected)
-    for name in ("r_drop" if flag == "rdrop_weight" else "simcut", "nll_loss"):
+    for name in ("r_drop", "nll_loss"):
         torch.testing.assert_close(own[name], log[name])
 
 
-@pytest.mark.parametrize("flag", METHODS)
 @pytest.mark.parametrize("parts", [[[0], [1, 2]], [[2], [1], [0]]])
-def test_how_the_batch_is_cut_and_padded_does_not_matter(task, flag, parts):
+def test_how_the_batch_is_split_and_padded_does_not_matter(task, parts):
     model, sample = build_model(task).double().train(), make_sample(task)
-    options = {"simcut_cutoff": ALL_CUT, flag: METHODS[flag]}
-    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.1, **options)
+    criterion = criterion_of(task, cosreg_weight=0.1)
     whole, size, _ = criterion(model, sample)
     reference_gradients = gradients(model, whole / size)
     pieces = [criterion(model, padded(split(sample, rows))) for rows in parts]
@@ -111,61 +93,18 @@ def padded(sample):
     return {**sample, "net_input": inputs, "target": torch.cat([sample["target"], pad], 1)}
 
 
-@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
-def test_what_is_cut(task, embedding_type):
-    """All but the last source word and the first target word, in every second row."""
-    model, sample = build_model(task, embedding_type=embedding_type), make_sample(task)
-    seen = []
-    inputs, pad = twice(sample["net_input"]), task.target_dictionary.pad()
-    with every_second_row_cut(model, ALL_CUT, pad):
-        hook = model.encoder.embed_tokens.register_forward_hook(
-            lambda _, tokens, vectors: seen.append((tokens[0], vectors))
-        )
-        model(**inputs)
-    hook.remove()
-    assert torch.equal(seen[0][0], inputs["src_tokens"])
-    assert torch.equal(seen[1][0], inputs["prev_output_tokens"])
-    for (tokens, vectors), kept in zip(seen, (-1, 0)):
-        whole = model.encoder.embed_tokens(tokens)
-        assert torch.equal(vectors[::2], whole[::2])
-        expected = torch.zeros_like(whole[1::2])
-        expected[:, kept] = whole[1::2, kept]
-        assert torch.equal(vectors[1::2], expected)
-    assert torch.equal(model.encoder.embed_tokens(tokens), whole)  # the hooks are gone
-
-
-def test_the_share_that_is_cut(task):
-    table = torch.nn.Embedding(50, 3)
-    model = torch.nn.Module()
-    model.embed_tokens = table
-    torch.manual_seed(3)
-    tokens = torch.randint(4, 50, (40, 500))
-    with every_second_row_cut(model, 0.05, 1):
-        vectors = table(tokens)
-    share = vectors[1::2, :-1].eq(0).all(-1).double().mean()
-    assert abs(float(share) - 0.05) < 0.008  # 10,000 positions: 3.6 standard deviations
-
-
-def test_a_language_model_is_cut_at_its_input(task):
-    model = build_model(task, "transformer_lm_sc", share_decoder_input_output_embed=True).train()
-    sample = segments(task, pad=2)
-    loss, _, log = criterion_of(task, simcut_weight=3.0, simcut_cutoff=0.5)(model, sample)
-    assert float(log["simcut"]) > 0 and torch.isfinite(loss)
-
-
 def test_validation_is_that_of_the_plain_criterion(task):
     model, sample = build_model(task, dropout=0.2).eval(), make_sample(task)
     plain = build_criterion(task, "label_smoothed_cross_entropy")
-    for flag, value in METHODS.items():
-        loss, _, log = criterion_of(task, **{flag: value})(model, sample)
-        # By blocks, so up to rounding.
-        assert torch.allclose(loss, plain(model, sample)[0], rtol=1e-6, atol=0.0)
-        assert "r_drop" not in log
+    loss, _, log = criterion_of(task)(model, sample)
+    # By blocks, so up to rounding.
+    assert torch.allclose(loss, plain(model, sample)[0], rtol=1e-6, atol=0.0)
+    assert "r_drop" not in log
 
 
 def test_the_divergence_is_shown_for_each_token(task):
     model, sample = build_model(task, dropout=0.2).train(), make_sample(task)
-    criterion = criterion_of(task, rdrop_weight=5.0)
+    criterion = criterion_of(task)
     log = criterion(model, sample)[2]
     with metrics.aggregate() as shown:
         criterion.reduce_metrics([log, log])

@@ -12,7 +12,6 @@ METHODS = (
     {},
     {"adversarial_epsilon": 0.1},
     {"rdrop_weight": 1.0},
-    {"simcut_weight": 1.0},
     {"z_loss": 0.1},
     {"cosreg_weight": 1.0},
     {"dispersion_weight": 1.0},

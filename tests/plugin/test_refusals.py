@@ -159,8 +159,6 @@ def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog
 # Conflicts of flags and models.
 
 CONFLICTS = [
-    (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "simcut_weight": 1.0},
-     "--rdrop-weight and --simcut-weight"),
     (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
      "--adversarial-epsilon and --rdrop-weight"),
     *((refusals.SEVERAL_METHODS, "svd", {"z_loss": 1e-4, flag: 0.1}, "and --z-loss")
@@ -243,13 +241,11 @@ def test_models_that_ask_for_the_targets(task, arch, criterion):
 
 # Flags of a criterion outside their range.
 
-NUMBERS = ("rdrop_weight", "simcut_weight", "z_loss", "spectrum_decay")
+NUMBERS = ("rdrop_weight", "z_loss", "spectrum_decay")
 OUTSIDE = [  # beside those of test_penalties.py
     *(({name: value}, flag_of({name: 0}))
       for name in NUMBERS for value in (-1.0, math.nan, math.inf)),
     ({"table_lr_scale": -1.0}, "--table-lr-scale"),
-    ({"simcut_cutoff": 0.0}, "--simcut-cutoff"),
-    ({"simcut_cutoff": 1.0}, "--simcut-cutoff"),
     ({"ignore_prefix_size": -1}, "--ignore-prefix-size to be a whole number >= 0; found -1"),
     ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
     ({"table_centering": 2.0}, "--table-centering"),
@@ -454,7 +450,6 @@ def test_a_cutoff_that_was_not_given_is_not_blamed(task):
     ({"weight_norm_target": 3.0}, ["--weight-norm-target has no effect without --weight-norm-w"]),
     ({"spectrum_c2": 0.1}, ["--spectrum-c2 has no effect without --spectrum-weight"]),
     ({"penalty_interval": "5"}, ["--penalty-interval has no effect without a penalty, such as"]),
-    ({"simcut_cutoff": 0.1}, ["--simcut-cutoff has no effect without --simcut-weight"]),
     ({"rdrop_weight": 1.0}, ["--rdrop-weight has no effect without dropout"]),
     ({"log_spectrum_interval": 1}, ["--log-spectrum-interval measures an output table that is"]),
     ({"spectrum_side": "both", "spectrum_decay_start": 10}, [

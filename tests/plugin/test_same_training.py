@@ -30,7 +30,7 @@ FIXED = (*CONTROL, "--spectrum-side", "both", "--spectrum-scale", "fixed", "--sp
 FACTORS = ("--orthogonality-weights", "0.1,0.1,0.1,0.1", "--spectrum-weight", "0.1")
 RESUMED = {
     "penalties on factors": ("transformer_sc", "spectrum_control", SHARED, *FACTORS),
-    "SimCut": ("transformer", *SMOOTHED, "--simcut-weight", "3"),
+    "R-Drop": ("transformer", *SMOOTHED, "--rdrop-weight", "3"),
     "fast dropout": ("transformer", CRITERION, SHARED, "--fast-dropout", "--dropout", "0.3"),
 }
 ALL = (*FACTORS, "--cosreg-weight", "1", "--weight-norm-weight", "0.1", *SGD)

@@ -1,7 +1,7 @@
 """The losses of the output layer, with the scores of all words held at once.
 
 In turn: mixtures of softmaxes and of contexts with the smoothed loss, the z-loss and the soft cap,
-the adversarial softmax, two passes (R-Drop, SimCut), and the adaptive softmax.
+the adversarial softmax, two passes (R-Drop), and the adaptive softmax.
 """
 
 import torch
@@ -100,13 +100,6 @@ def r_drop(first, second, targets, alpha, label_smoothing=0.0, ignore_index=None
     kept = kept_tokens(targets, ignore_index)
     divergence = (kl(first[kept], second[kept]) + kl(second[kept], first[kept])).sum() / 2
     return losses[0] + losses[1] + alpha * divergence, (nlls[0] + nlls[1]) / 2
-
-
-def simcut(full, cut, targets, alpha, label_smoothing=0.0, ignore_index=None):
-    """(objective, NLL of the full pass) from log-probabilities (T, N)."""
-    loss, nll = smoothed_nll(full, targets, label_smoothing, ignore_index)
-    kept = kept_tokens(targets, ignore_index)
-    return loss + alpha * kl(full[kept], cut[kept]).sum(), nll
 
 
 # The adaptive softmax: one distribution over the head, one over each cluster.
