@@ -1,4 +1,4 @@
-"""A step with R-Drop and other alternatives to the penalties against plain fairseq: time and peak memory.
+"""A step with R-Drop and its alternatives against plain fairseq: time and peak memory.
 
 Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt] [--sentences 128]
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict
 
 from fairseq.optim.adam import Adam
 
@@ -26,8 +26,6 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.optimizers import table_parameters
 
 BUDGET = {"time": 2.05, "memory": 1.3}
 PLAIN: Dict[str, Any] = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
@@ -35,39 +33,22 @@ OURS: Dict[str, Any] = {"_name": "regularized_cross_entropy", "label_smoothing":
 BETAS = (0.9, 0.98)
 
 
-class Variant(NamedTuple):
-    """What is measured.
-
-    Args:
-        criterion: its flags.
-        coupled: whether the optimiser is Coupled Adam.
-    """
-
-    criterion: Dict[str, Any]
-    coupled: bool = False
-
-
-VARIANTS: Dict[str, Variant] = {
-    "plain": Variant(PLAIN),
-    "r_drop": Variant({**OURS, "rdrop_weight": 5.0}),
-    "coupled_adam": Variant(PLAIN, coupled=True),
-    "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
+# name -> the flags of the criterion
+VARIANTS: Dict[str, Dict[str, Any]] = {
+    "plain": PLAIN,
+    "r_drop": {**OURS, "rdrop_weight": 5.0},
+    "mean_vector": {**OURS, "mean_vector_weight": 1e-4},
 }
 
 
 def step_of(args: argparse.Namespace, sentences: int, variant: str) -> Step:
     """A step of plain fairseq's model with what a variant changes."""
-    criterion, coupled = VARIANTS[variant]
+    criterion = VARIANTS[variant]
     shape = {**SHAPES[args.shape], "sentences": sentences}
     arch, model = shape["archs"][0], shape["model"]
     shape = {**shape, "archs": (arch, arch), "model": model, "criterions": (criterion, criterion)}
     step = Step(shape, "plain", args.device, args.precision)
-    parameters = list(step.model.parameters())
-    if coupled:
-        tables = table_parameters(step.model)
-        step.optimiser = CoupledAdam(parameters, tables, lr=1e-4, betas=BETAS)
-    else:
-        step.optimiser = Adam(parameters, lr=1e-4, betas=BETAS)
+    step.optimiser = Adam(list(step.model.parameters()), lr=1e-4, betas=BETAS)
     return step
 
 

@@ -149,8 +149,8 @@ OTHER_TABLES = Refusal(
 # fairseq's iterative product quantisation puts other modules in the place of layers, at its first
 # epoch and between its stages, and builds the optimiser anew each time.
 REPLACED_LAYERS = Refusal(
-    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--table-lr-scale`, "
-    "`--table-weight-decay` or `--optimizer coupled_adam`",
+    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--table-lr-scale` "
+    "or `--table-weight-decay`",
     "a table that stays in the model",
     "Take the table and the output layer out of `layers_to_quantize` in that file, or drop the "
     "flag.",
@@ -158,9 +158,9 @@ REPLACED_LAYERS = Refusal(
     "layer",
 )
 REBUILT_OPTIMIZER = Refusal(
-    "`--optimizer coupled_adam` with `--max-update`, `muon` or `nt_asgd`",
+    "`--optimizer muon` or `nt_asgd`",
     "an optimiser and matrices that last for the whole training",
-    "Use `--optimizer adam`; coupled_adam works with stages of whole epochs (`--max-epoch`).",
+    "Use `--optimizer adam`.",
     conflict="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
 )
 QUANTISED_SCORES = Refusal(
@@ -170,8 +170,7 @@ QUANTISED_SCORES = Refusal(
     (Setting("--quant-noise-scalar", "model.quant_noise_scalar"),),
 )
 FROZEN = Refusal(
-    "a penalty, `--spectrum-decay`, `--table-centering`, `--svd-interval` or "
-    "`--optimizer coupled_adam`",
+    "a penalty, `--spectrum-decay`, `--table-centering` or `--svd-interval`",
     "a table that is trained",
     "Train the table, or drop the flag.",
     conflict="a frozen table, as with `--decoder-freeze-embed` of `lstm`",
@@ -270,7 +269,6 @@ RENEWAL_OPTIMIZERS = (
     "adafactor",
     "adagrad",
     "adam",
-    "coupled_adam",
     "lamb",
     "muon",
     "nag",
@@ -320,18 +318,18 @@ NT_ASGD_VALIDATION = Refusal(
     (Setting("--disable-validation", "dataset.disable_validation"),),
 )
 WHOLE_PARAMETERS = Refusal(
-    "`--optimizer coupled_adam` or `muon`",
-    "whole tables and matrices that are parameters of their own",
+    "`--optimizer muon`",
+    "whole matrices that are parameters of their own",
     "Add `--fp16-no-flatten-grads` to `--fp16`; use `--ddp-backend legacy_ddp` or `pytorch_ddp`, "
     "without `--zero-sharding`.",
     conflict="`--fp16` with flattened parameters, `--zero-sharding` or sharded parameters, which "
     "have no rows",
 )
 ONE_OPTIMIZER = Refusal(
-    "`--optimizer coupled_adam` or `muon`",
+    "`--optimizer muon`",
     "one optimiser for all parameters",
     "Use it for all of them, or adam in that group.",
-    conflict="`--optimizer composite` with one of them among its groups",
+    conflict="`--optimizer composite` with it among its groups",
 )
 TABLE_GROUPS = Refusal(
     "`--table-lr-scale` or `--table-weight-decay`",

@@ -107,9 +107,6 @@ METHODS: Dict[str, Method] = {
         ),
     ),
     "rdrop": _softmax("R-Drop, alpha 5", "--rdrop-weight", "5"),
-    "coupled_adam": Method(
-        "Coupled Adam", ("--arch", "transformer", *PLAIN_LOSS, "--optimizer", "coupled_adam")
-    ),
     "mean_vector": _softmax("mu-loss, 0.0001", "--mean-vector-weight", "0.0001"),
 }
 

@@ -56,4 +56,7 @@ LOAD_ANYTHING = {"weights_only": False} if torch_release() >= (1, 13) else {}
 WEIGHTS_ONLY = pytest.mark.skipif(
     torch_release() < (1, 13), reason="this torch has no weights_only"
 )
+MUON = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
+)
 FLOAT16 = pytest.param(torch.float16, marks=HALF_ON_CPU)

@@ -56,8 +56,8 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
     from spectral_fairseq.plugin.awd_lstm import AWDLSTMConfig
     from spectral_fairseq.plugin.cpu import CommandOptions
     from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
+    from spectral_fairseq.plugin.muon import MuonConfig
     from spectral_fairseq.plugin.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
-    from spectral_fairseq.plugin.optimizers import CoupledAdamConfig, MuonConfig
     from spectral_fairseq.plugin.registry import SpectralOptions
     from spectral_fairseq.plugin.task import StatefulLanguageModelingConfig
     from spectral_fairseq.plugin.transformer_xl import TransformerXLConfig
@@ -70,7 +70,6 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
         "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),
         "Transformer-XL": (TransformerXLConfig, SpectralOptions),
         "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
-        "The optimiser `coupled_adam`": (CoupledAdamConfig, None),
         "The optimiser `muon`": (MuonConfig, None),
         "The optimiser `nt_asgd`": (NTASGDConfig, None),
         "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),

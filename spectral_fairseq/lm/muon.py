@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices of a network; its tables and vectors are left to (Coupled) Adam.
+"""Muon for the hidden matrices of a network; its tables and vectors are left to Adam.
 
 Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/), give a step the same size in every
 direction of a matrix. With a momentum m of the gradients g of a matrix W of A rows and B columns,
@@ -11,16 +11,19 @@ one of Adam, so a rate that was tuned for Adam is kept; c = sqrt(max(1, A / B)) 
 steps are those of torch's own ``torch.optim.Muon``, which torch has from version 2.9 on.
 
 A row of a table has a gradient only where its word occurs: a step of equal size in all directions
-is none that a table should take, nor an output layer, which is one.
+is none that a table should take, nor an output layer, which is one. As in fairseq's Adam, eps is
+added to the root of the second moment before its bias is corrected, and weight decay is decoupled
+from the gradient (AdamW).
 
-Flags: ``--muon-momentum`` 0.95, ``--muon-adjust-lr`` match_rms_adamw, ``--muon-tables`` adam,
+Flags: ``--muon-momentum`` 0.95, ``--muon-adjust-lr`` match_rms_adamw,
     ``--adam-betas`` (0.9, 0.999), ``--adam-eps`` 1e-08, ``--weight-decay`` 0.
-In order: ``hidden_matrices_by_name``, ``Muon.take``, ``lm/coupled_adam.py: CoupledAdam.step``.
+In order: ``hidden_matrices_by_name``, ``Muon.take``, ``Muon.step``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Tuple
+import math
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +33,11 @@ from spectral_fairseq.errors import (
     NEW_STATE,
     CheckpointError,
     ConfigurationError,
+    UnsupportedError,
     check_choice,
     check_range,
 )
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.lm.averaged_sgd import WideStateOptimizer
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 
@@ -69,34 +73,36 @@ def hidden_matrices_by_name(
     }
 
 
-class Muon(CoupledAdam):
+class Muon(WideStateOptimizer):
     """Muon for some matrices, and Adam for all other parameters, in one optimiser.
 
-    Matrices of 16 bits are updated in float32 and rounded; the momentum is float32.
+    Parameters of 16 bits are updated in float32 and rounded; momentum and moments are float32, or
+    the parameter's own dtype where that is wider.
 
     Args:
         params: parameters or groups of them, as for every optimiser of torch.
         matrices: those among them that Muon steps, such as
             :func:`~spectral_fairseq.training.tables.hidden_matrices` finds; :meth:`take` adds
             others.
-        tables: those whose second moments are coupled, as of :class:`CoupledAdam`.
         lr: learning rate.
-        betas: of Adam.
-        eps: of Adam.
+        betas: b1 and b2 of Adam.
+        eps: added to the root of Adam's second moment.
         weight_decay: fraction of a weight that is subtracted in a step, times the learning rate.
         momentum: mu, in [0, 1).
         adjust_lr_fn: ``match_rms_adamw`` or ``original``.
 
     Raises:
         ConfigurationError: this torch has no Muon; an option outside its range; a matrix that is
-            none, that is a table too, or that is not among the parameters.
+            none, or that is not among the parameters.
     """
+
+    supports_flat_params = False  # which are no matrices
+    saved_entry, saved_kind = "betas", "Muon or Adam"
 
     def __init__(
         self,
         params: Any,
         matrices: Iterable[Tensor] = (),
-        tables: Iterable[Tensor] = (),
         lr: float = 1e-3,
         betas: Tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -104,15 +110,21 @@ class Muon(CoupledAdam):
         momentum: float = 0.95,
         adjust_lr_fn: str = "match_rms_adamw",
     ) -> None:
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            check_range(f"`{name}`", value, at_least=0)
+        for beta in betas:
+            check_range("each of `betas`", beta, at_least=0, below=1)
         check_range("`momentum`", momentum, at_least=0, below=1)
         check_choice("`adjust_lr_fn`", adjust_lr_fn, ADJUSTMENTS)
         self._momentum, self._adjust_lr_fn = momentum, adjust_lr_fn
         self._matrices: List[Tensor] = []
         self._inner = _torch_muon(momentum, adjust_lr_fn)
-        super().__init__(params, tables, lr, betas, eps, weight_decay)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
         self.take(matrices)
 
     def __getstate__(self) -> Dict[str, Any]:
+        # What torch copies and pickles is its own attributes alone.
         return {
             **super().__getstate__(),
             "_matrices": self._matrices,
@@ -132,12 +144,42 @@ class Muon(CoupledAdam):
             matrices: parameters of this optimiser, of shape (A, B).
 
         Raises:
-            ConfigurationError: one that is no matrix, is a table, or is not among the parameters.
+            ConfigurationError: one that is no matrix, or is not among the parameters.
         """
         for matrix in matrices:
-            self._check_matrix("matrices", matrix, self._tables)
+            held = (parameter for group in self.param_groups for parameter in group["params"])
+            known = any(matrix is parameter for parameter in held)
+            if matrix.dim() != 2 or not known:
+                raise ConfigurationError(
+                    "each of `matrices` to be a matrix among `params`",
+                    f"a tensor of shape {tuple(matrix.shape)}, {'one' if known else 'not one'} of "
+                    "them",
+                    "Pass the parameters themselves, not copies or views of them.",
+                )
             if not any(matrix is other for other in self._matrices):
                 self._matrices.append(matrix)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Optional[Callable[[], Any]] = None
+    ) -> Any:
+        """Take one step; parameters without a gradient keep their values.
+
+        Raises:
+            CheckpointError: the state of Adam was loaded for what Muon steps, or the reverse.
+            UnsupportedError: a sparse gradient.
+        """
+        result = self._evaluated(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.layout is not torch.strided:
+                    found = f"a sparse one of shape {tuple(parameter.shape)}"
+                    remedy = "Make the nn.Embedding without sparse=True."
+                    raise UnsupportedError("gradients of whole tables", found, remedy)
+                self._update(parameter, group)
+        return result
 
     def _update(self, parameter: Tensor, group: Any) -> None:
         taken = any(parameter is matrix for matrix in self._matrices)
@@ -149,13 +191,20 @@ class Muon(CoupledAdam):
                 f"{tuple(parameter.shape)}, which {'Muon' if taken else 'Adam'} is to step",
                 NEW_STATE,
             )
-        if not taken:
-            super()._update(parameter, group)
-            return
         dtype = torch.promote_types(parameter.dtype, torch.float32)
-        weight = parameter if parameter.dtype == dtype else parameter.detach().to(dtype)
-        if weight is not parameter:
-            weight.grad = parameter.grad.to(dtype)  # type: ignore[union-attr]
+        weight = parameter.detach().to(dtype)
+        gradient = parameter.grad.to(dtype)  # type: ignore[union-attr]
+        if taken:
+            self._step_of_muon(weight, gradient, state, group)
+        else:
+            _step_of_adam(weight, gradient, state, group)
+        if weight.dtype != parameter.dtype:
+            parameter.copy_(weight)
+
+    def _step_of_muon(
+        self, weight: Tensor, gradient: Tensor, state: Dict[str, Any], group: Dict[str, Any]
+    ) -> None:
+        weight.grad = gradient
         inner = self._inner
         options = {name: group[name] for name in ("lr", "weight_decay")}
         inner.param_groups = [{**inner.defaults, **options, "params": [weight]}]
@@ -163,8 +212,25 @@ class Muon(CoupledAdam):
         inner.state[weight] = state
         inner.step()
         inner.state.clear()
-        if weight is not parameter:
-            parameter.copy_(weight)
+
+
+def _step_of_adam(
+    weight: Tensor, gradient: Tensor, state: Dict[str, Any], group: Dict[str, Any]
+) -> None:
+    if not state:
+        state["step"] = 0
+        state["exp_avg"] = torch.zeros_like(weight)
+        state["exp_avg_sq"] = torch.zeros_like(weight)
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    corrections = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+    step_size = group["lr"] * math.sqrt(corrections[1]) / corrections[0]
+    if group["weight_decay"]:
+        weight.add_(weight, alpha=-group["weight_decay"] * group["lr"])
+    weight.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-step_size)
 
 
 def _torch_muon(momentum: float, adjust_lr_fn: str) -> Any:
@@ -178,7 +244,7 @@ def _torch_muon(momentum: float, adjust_lr_fn: str) -> Any:
         raise ConfigurationError(
             "a torch that has torch.optim.Muon: 2.9 or newer",
             "an older torch, which has none",
-            "Install a newer torch, or use Adam or CoupledAdam (fairseq: --optimizer adam).",
+            "Install a newer torch, or use Adam (fairseq: --optimizer adam).",
         )
     placeholder = nn.Parameter(torch.zeros(1, 1))
     return optimizer_class([placeholder], momentum=momentum, adjust_lr_fn=adjust_lr_fn)

@@ -16,7 +16,7 @@ PARTS = (
     "spectral_fairseq.plugin.awd_lstm",
     "spectral_fairseq.plugin.architectures",
     "spectral_fairseq.plugin.transformer_xl",
-    "spectral_fairseq.plugin.optimizers",
+    "spectral_fairseq.plugin.muon",
     "spectral_fairseq.plugin.nt_asgd",
     "spectral_fairseq.plugin.task",
 )

@@ -27,7 +27,6 @@ from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import LOSS_FORM
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import Inputs
-from spectral_fairseq.plugin.optimizers import table_parameters
 from spectral_fairseq.plugin.registry import (
     TABLE_LR_SCALE,
     TABLE_WEIGHT_DECAY,
@@ -58,7 +57,7 @@ def check_quantisation(trainer: Any) -> None:
     """
     quantizer = getattr(trainer, "quantizer", None)
     if quantizer is not None:
-        _check_optimizer(trainer, quantizer)
+        _check_optimizer(trainer)
         _check_layers(trainer, quantizer.layers_to_quantize)
     for objective in objectives_in(trainer):
         flag = _flag_of_own_scores(objective)
@@ -66,15 +65,9 @@ def check_quantisation(trainer: Any) -> None:
             refusals.QUANTISED_SCORES.check(trainer.cfg, flag)
 
 
-def _optimizer_of(trainer: Any) -> str:
-    return str(getattr(trainer.cfg.optimizer, "_name", ""))
-
-
-def _check_optimizer(trainer: Any, quantizer: Any) -> None:
-    name = _optimizer_of(trainer)
-    # Between epochs coupled_adam is told its tables again.
-    within_epochs = getattr(quantizer, "update_schedule", None) is not None
-    if name in ("muon", "nt_asgd") or (name == "coupled_adam" and within_epochs):
+def _check_optimizer(trainer: Any) -> None:
+    name = str(getattr(trainer.cfg.optimizer, "_name", ""))
+    if name in ("muon", "nt_asgd"):
         raise refusals.REBUILT_OPTIMIZER.error(_FLAG, f"--optimizer {name}")
 
 
@@ -102,8 +95,6 @@ def _refuse(name: str, ours: str) -> None:
 def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
     """Flags, and the ids of the parameters or modules that they hold on to."""
     model = trainer.get_model()
-    if _optimizer_of(trainer) == "coupled_adam":
-        yield "--optimizer coupled_adam", _ids(table_parameters(model))
     objectives = objectives_in(trainer)
     if objectives:
         of_table = table_options(trainer.cfg, model, trainer.task).parameters

@@ -19,13 +19,12 @@ from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProdu
 from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
+from spectral_fairseq.plugin.muon import MuonMatrices
 from spectral_fairseq.plugin.nt_asgd import Averages
-from spectral_fairseq.plugin.optimizers import CoupledTables, MuonMatrices
 from spectral_fairseq.plugin.streams import STREAMS
 
 LISTENERS = (
     WaysOfTraining,  # refuses before anything else looks at the tables
-    CoupledTables,
     MuonMatrices,
     ControlledTables,  # decides how an SVD table is trained before the criterion is checked
     Checks,
@@ -135,8 +134,8 @@ def _load_checkpoint(
 
 LISTENING = Patch(
     name="points of a training",
-    reason="Checks, spectrum control, --optimizer nt_asgd, coupled_adam and muon, and weight-norm "
-    "tables act at points of a training at which fairseq calls nobody.",
+    reason="Checks, spectrum control, --optimizer nt_asgd and muon, and weight-norm tables "
+    "act at points of a training at which fairseq calls nobody.",
     install=replaces(
         {
             "fairseq.trainer:Trainer.__init__": _init,

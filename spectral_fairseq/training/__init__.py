@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
-    from spectral_fairseq.lm.coupled_adam import CoupledAdam
     from spectral_fairseq.lm.muon import Muon
     from spectral_fairseq.training.control import SpectrumControl, TablePenalty
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CoupledAdam",
     "Muon",
     "SpectrumControl",
     "TablePenalty",
@@ -39,7 +37,6 @@ __all__ = [
 _PARTS = (
     *(f"training.{part}" for part in ("control", "losses", "tables", "saving")),
     "functional.float32_products",
-    "lm.coupled_adam",
     "lm.muon",
 )
 

@@ -16,7 +16,7 @@ PLAIN = ("transformer", "transformer_lm", "lstm", "lstm_lm", "fconv", "lightconv
 PLAIN_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
 OPTIMIZERS = (
     *("adam", "adam", "sgd", "nag", "adagrad", "adadelta", "adafactor", "adamax"),
-    *("nt_asgd", "nt_asgd", "coupled_adam", "coupled_adam"),
+    *("nt_asgd", "nt_asgd"),
 )
 SCHEDULES = ("fixed", "fixed", "inverse_sqrt", "polynomial_decay", "cosine", "nt_asgd")
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger, saved_groups
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.lm.muon import Muon
+from tests.capabilities import MUON
 from tests.reference import optimizers as reference
 
 STEPS, START, DECAY = 9, 4, 0.05
@@ -171,7 +172,7 @@ def test_goes_on_from_a_history():
     ({"state": None}, "state"),
     ({"state": []}, "state"),
 ])  # fmt: skip
-@pytest.mark.parametrize("optimizer", [AveragedSGD, CoupledAdam])
+@pytest.mark.parametrize("optimizer", [AveragedSGD, pytest.param(Muon, marks=MUON)])
 def test_a_state_without_its_parts_is_refused(optimizer, damage, name):
     one = optimizer([nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))], lr=0.1)
     state = one.state_dict()
@@ -183,13 +184,16 @@ def test_a_state_without_its_parts_is_refused(optimizer, damage, name):
         one.load_state_dict(types.MappingProxyType(state))
 
 
-def test_the_state_of_another_optimiser_is_refused():
+@pytest.mark.parametrize("other, ours", [
+    (torch.optim.Adam, AveragedSGD),
+    pytest.param(torch.optim.SGD, Muon, marks=MUON),
+])  # fmt: skip
+def test_the_state_of_another_optimiser_is_refused(other, ours):
     parameter, gradients = problem()
-    for other, ours in ((torch.optim.Adam, AveragedSGD), (torch.optim.SGD, CoupledAdam)):
-        before = other([parameter], lr=0.1)
-        advance(before, parameter, gradients[:1], RATES[:1])
-        with pytest.raises(CheckpointError, match="another optimiser"):
-            ours([parameter], lr=0.1).load_state_dict(before.state_dict())
+    before = other([parameter], lr=0.1)
+    advance(before, parameter, gradients[:1], RATES[:1])
+    with pytest.raises(CheckpointError, match="another optimiser"):
+        ours([parameter], lr=0.1).load_state_dict(before.state_dict())
 
 
 def test_negative_rates_and_intervals_are_refused():

@@ -1,20 +1,18 @@
 """Muon for matrices, Adam for the rest: torch's own steps, resumed steps, several workers."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.lm import muon
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.lm.muon import Muon, hidden_matrices_by_name
+from tests.capabilities import MUON
 from tests.workers import on_two_workers
 
-needs_muon = pytest.mark.skipif(
-    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
-)
 WEIGHT, GRADIENT = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]]
 KNOWN = {  # after a step of .1 without momentum and decay
     "original": [[0.9671875, 1.9997085, 2.9343750], [3.9999523, 4.9000001, 5.9666014]],
@@ -43,9 +41,8 @@ IDS = torch.randint(11, (8, 4), generator=torch.Generator().manual_seed(1))
 
 
 def optimiser(model, **options):
-    tables = [model.embed.weight, model.output.weight]
-    matrices = hidden_matrices_by_name(model, tables).values()
-    return Muon(model.parameters(), matrices, tables, lr=0.02, weight_decay=0.1, **options)
+    matrices = hidden_matrices_by_name(model, [model.output.weight]).values()
+    return Muon(model.parameters(), matrices, lr=0.02, weight_decay=0.1, **options)
 
 
 def train(model, optimizer, steps, ids=IDS):
@@ -62,7 +59,7 @@ def test_hidden_matrices_are_no_tables_biases_or_vectors():
     assert list(hidden_matrices_by_name(model, [model.output.weight])) == MATRICES[1:]
 
 
-@needs_muon
+@MUON
 @pytest.mark.parametrize("adjust", KNOWN)
 def test_a_step_has_the_known_value(adjust):
     weight = nn.Parameter(torch.tensor(WEIGHT))
@@ -71,8 +68,8 @@ def test_a_step_has_the_known_value(adjust):
     torch.testing.assert_close(weight.detach(), torch.tensor(KNOWN[adjust]), rtol=0, atol=1e-3)
 
 
-@needs_muon
-def test_steps_are_those_of_torch_and_of_coupled_adam_bit_for_bit():
+@MUON
+def test_steps_are_those_of_torch_and_of_adam_bit_for_bit():
     model, other = Network(), Network()
     ours = optimiser(model)
     matrices = [dict(other.named_parameters())[name] for name in MATRICES]
@@ -80,7 +77,7 @@ def test_steps_are_those_of_torch_and_of_coupled_adam_bit_for_bit():
     options = {"lr": 0.02, "weight_decay": 0.1}
     adjusted = {**options, "adjust_lr_fn": "match_rms_adamw"}
     theirs = torch.optim.Muon(matrices, **adjusted)
-    adam = CoupledAdam(rest, [other.embed.weight, other.output.weight], **options)
+    adam = Muon(rest, **options)
     train(model, ours, 4)
     for _ in range(4):
         other.zero_grad()
@@ -92,7 +89,19 @@ def test_steps_are_those_of_torch_and_of_coupled_adam_bit_for_bit():
         assert torch.equal(one, dict(model.named_parameters())[name]), name
 
 
-@needs_muon
+@MUON
+def test_without_matrices_it_is_fairseqs_adam_bit_for_bit(monkeypatch):
+    adam = pytest.importorskip("fairseq.optim.adam")
+    monkeypatch.setattr(adam.Adam, "step", inspect.unwrap(adam.Adam.step))  # as it comes
+    model, other = Network(), Network()
+    options = {"lr": 0.02, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
+    train(model, Muon(model.parameters(), **options), 4)
+    train(other, adam.Adam(other.parameters(), **options), 4)
+    for name, one in other.named_parameters():
+        assert torch.equal(one, dict(model.named_parameters())[name]), name
+
+
+@MUON
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_resumed_steps_are_the_same_bit_for_bit(dtype):
     model = Network().to(dtype)
@@ -108,7 +117,7 @@ def test_resumed_steps_are_the_same_bit_for_bit(dtype):
         assert one.dtype == dtype and torch.equal(one, two)
 
 
-@needs_muon
+@MUON
 def test_a_copy_takes_the_same_matrices():
     model = Network()
     optimizer = optimiser(model)
@@ -119,10 +128,10 @@ def test_a_copy_takes_the_same_matrices():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
 
 
-@needs_muon
+@MUON
 def test_the_state_of_adam_is_refused():
     model = Network()
-    adam = CoupledAdam(model.parameters(), [model.embed.weight, model.output.weight], lr=0.02)
+    adam = Muon(model.parameters(), lr=0.02)
     train(model, adam, 1)
     optimizer = optimiser(model)
     optimizer.load_state_dict({**adam.state_dict()})
@@ -130,17 +139,31 @@ def test_the_state_of_adam_is_refused():
         train(model, optimizer, 1)
 
 
-@needs_muon
+@MUON
 def test_what_muon_cannot_take_is_refused():
     model = Network()
-    table, bias = model.embed.weight, model.hidden.bias
-    for matrices in ([bias], [model.hidden.weight.detach().clone()], [table]):
+    for matrices in ([model.hidden.bias], [model.hidden.weight.detach().clone()]):
         with pytest.raises(ConfigurationError, match="`matrices`"):
-            Muon(model.parameters(), matrices, [table])
-    with pytest.raises(ConfigurationError, match="`momentum`"):
-        optimiser(model, momentum=1.0)
-    with pytest.raises(ConfigurationError, match="`adjust_lr_fn`"):
-        optimiser(model, adjust_lr_fn="spectral")
+            Muon(model.parameters(), matrices)
+
+
+OUTSIDE = {"lr": -1.0, "betas": (1.5, 0.9), "eps": -1e-8, "weight_decay": float("nan"),
+           "momentum": 1.0, "adjust_lr_fn": "spectral"}  # fmt: skip
+
+
+@MUON
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_options_outside_their_range_are_refused(name):
+    with pytest.raises(ConfigurationError, match=name):
+        Muon(Network().parameters(), **{name: OUTSIDE[name]})
+
+
+@MUON
+def test_a_sparse_gradient_is_refused():
+    layer = nn.Embedding(5, 3, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(UnsupportedError, match="sparse=True"):
+        Muon([layer.weight]).step()
 
 
 def test_a_torch_without_muon_is_refused_by_name(monkeypatch):
@@ -156,7 +179,7 @@ def _trained_on_a_half(rank):
     return model.state_dict()
 
 
-@needs_muon
+@MUON
 @pytest.mark.slow
 def test_two_workers_stay_equal(tmp_path):
     first, second = on_two_workers(_trained_on_a_half, tmp_path)

@@ -81,9 +81,8 @@ def test_a_layer_of_a_head_that_is_replaced(tmp_path):
 
 def test_optimisers_that_hold_what_is_replaced_or_have_to_last(tmp_path):
     for name, pattern, max_update in (
-        ("coupled_adam", TABLE, 0),
-        ("coupled_adam", LAYERS, 2),
         ("muon", LAYERS, 0),
+        ("muon", LAYERS, 2),
         ("nt_asgd", LAYERS, 0),
     ):
         trainer = quantised(tmp_path, pattern, max_update)

@@ -183,7 +183,7 @@ ELSEWHERE = {
     "this file": {"NON_AUTOREGRESSIVE", "SOFTCAP", "OTHER_TABLES", "FROZEN", "CHECKPOINT_METRIC",
                   "LABEL_SMOOTHING"},
     "test_checks.py": {"ADAPTIVE_LOSS", "REPLACED_LAYERS", "REBUILT_OPTIMIZER", "QUANTISED_SCORES"},
-    "test_optimizers.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
+    "test_muon.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
     "test_table_control.py": {"RENEWAL_STEPS"},
     "test_stateful_language_modeling.py": {"STREAMS", "GENERATE", "EVAL_LM"},
 }  # fmt: skip

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from tests.capabilities import HALF_ON_CPU
+from tests.capabilities import HALF_ON_CPU, MUON
 from tests.conftest import train_command
 from tests.plugin.trainers import (
-    MUON,
     PRECISIONS,
     build_trainer,
     resumed_from,
@@ -20,8 +19,6 @@ from tests.plugin.trainers import (
 
 CRITERION, SHARED = "regularized_cross_entropy", "--share-all-embeddings"
 SMOOTHED = (CRITERION, SHARED, "--label-smoothing", "0.1")
-# A large eps, because Adam would otherwise turn rounding into steps of full length.
-COUPLED = ("--optimizer", "coupled_adam", "--weight-decay", "0.1", "--adam-eps", "0.001")
 SGD = ("--optimizer", "sgd", "--lr", "0.1")
 CONTROL = ("--spectrum-decay", "0.3", "--spectrum-decay-interval", "2", "--table-centering", "0.1")
 # With a prior that refers to the norm of the start.
@@ -46,7 +43,6 @@ TWO_WORKERS = {
         ("transformer_sc", CRITERION, SHARED, "--svd-interval", "1", *SGD, *SHORT),
         1e-6,
     ),
-    "coupled_adam": (("transformer_sc", *SMOOTHED, *COUPLED, *LONG), 1e-5),
 }
 # A plugin that writes down, after each update, what each worker's model is.
 WATCHING = """
@@ -92,7 +88,6 @@ WAYS = {
     "decoupled control": {"spectrum_decay": 0.2, "spectrum_decay_interval": 2,
                           "spectrum_side": "both", "spectrum_scale": "fixed"},
     "averages": {"optimizer": "averaged sgd"},
-    "coupled Adam": {"optimizer": "coupled adam"},
     "adafactor": {"optimizer": "adafactor"},
     "Muon": {"optimizer": "muon"},
 }  # fmt: skip

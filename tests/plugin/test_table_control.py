@@ -289,7 +289,7 @@ def state_of(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "coupled adam", *STATES])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", *STATES])
 def test_the_table_stays_and_the_state_is_carried_over(optimizer):
     trainer = build_trainer(table="svd", optimizer=optimizer)
     take_updates(trainer, 4)

@@ -24,7 +24,6 @@ OPTIMIZERS = {
     "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
     "averaged sgd": NT_ASGD,
     "adam": ("--optimizer", "adam", "--lr", "0.02"),
-    "coupled adam": ("--optimizer", "coupled_adam", "--lr", "0.02"),
     "muon": ("--optimizer", "muon", "--lr", "0.02"),
     "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
 }
@@ -41,9 +40,6 @@ PRECISIONS = {
     "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
     "bf16": ("common.bf16=true",),
 }
-MUON = pytest.mark.skipif(
-    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
-)
 # Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
 UNUSED = {*DEAD, "_float_tensor"}
 ALL_PRECISIONS = [

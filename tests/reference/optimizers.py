@@ -1,6 +1,5 @@
-"""Optimisers in float64: SGD with the average of its iterates, and Coupled Adam."""
+"""SGD in float64, with the average of its iterates."""
 
-import torch
 
 # SGD and the average of all its iterates since a step, kept as a list.
 
@@ -22,21 +21,3 @@ def averaged_sgd(weights, gradients, rates, weight_decay=0.0, start=None):
 def averaging_fires(history, interval, loss):
     """The reference implementation's condition, on the losses before ``loss``."""
     return len(history) > interval and loss > min(history[: len(history) - interval])
-
-
-# Coupled Adam as its paper writes it: every row's second moment, and their mean.
-
-
-def coupled_adam(weight, gradients, lr, betas, eps, coupled):
-    """The weights (N, d) after one step for each gradient."""
-    w = weight.double().clone()
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for t, gradient in enumerate(gradients, 1):
-        g = gradient.double()
-        m = betas[0] * m + (1 - betas[0]) * g
-        v = betas[1] * v + (1 - betas[1]) * g**2
-        m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
-        if coupled:
-            v_hat = v_hat.mean(0, keepdim=True).expand_as(w)
-        w = w - lr * m_hat / (v_hat.sqrt() + eps)
-    return w

@@ -9,12 +9,12 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.training import (
-    CoupledAdam,
     Muon,
     factor_,
     hidden_matrices,
     parameter_groups,
 )
+from tests.capabilities import MUON
 from tests.training.models import LAYOUTS, TABLES, WORDS, build
 
 
@@ -112,14 +112,7 @@ def test_a_number_outside_its_range_is_named(option):
         parameter_groups(Model(), **{option: -1.0})
 
 
-def test_coupled_adam_takes_the_groups():
-    model = Model()
-    optimizer = CoupledAdam(parameter_groups(model, weight_decay=0.1), [model.embed.weight], lr=0.1)
-    before = model.lm_head.weight.detach().clone()
-    torch.testing.assert_close(decayed(model, optimizer, 1), before * 0.99)
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@MUON
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_muon_takes_the_hidden_matrices_of_a_model(transformers, kind, layout):

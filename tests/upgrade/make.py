@@ -41,7 +41,7 @@ CASES = {
     "control": f"{MT} {ADAM} --arch transformer --share-all-embeddings --criterion"
     " spectrum_control --spectrum-slack 1.2 --table-centering 0.01 --spectrum-decay-interval 2",
     "weight_norm": f"{MT} --arch transformer_wn_iwslt_de_en --criterion mle_cosreg"
-    " --optimizer coupled_adam --weight-norm-target-by-count --weight-norm-weight 0.01",
+    f" {ADAM} --weight-norm-target-by-count --weight-norm-weight 0.01",
     "spectral_norm": f"{MT} {ADAM} --arch transformer_sc --embedding-type spectral-norm"
     " --criterion regularized_cross_entropy --rdrop-weight 1 --table-lr-scale 2",
     "mos": f"{MT} {ADAM} --arch transformer_mos --mixture-components 3"

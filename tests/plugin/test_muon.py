@@ -1,4 +1,4 @@
-"""Coupled Adam and Muon under fairseq's own trainer: what each steps, in every precision."""
+"""Muon under fairseq's own trainer: what it steps, in every precision."""
 
 import contextlib
 import logging
@@ -9,21 +9,10 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.optimizers import (
-    CoupledTables,
-    MuonMatrices,
-    couple_tables,
-    table_parameters,
-    two_numbers,
-)
+from spectral_fairseq.plugin.muon import MuonMatrices, table_parameters, two_numbers
+from tests.capabilities import MUON
 from tests.plugin.conftest import build_host_model, build_model, make_sample
-from tests.plugin.trainers import ALL_PRECISIONS, MUON, PRECISIONS, build_trainer, take_updates
-
-BOTH = ["coupled adam", pytest.param("muon", marks=MUON)]
-
-
-# What Coupled Adam couples
+from tests.plugin.trainers import ALL_PRECISIONS, PRECISIONS, build_trainer, take_updates
 
 
 def names_of(model, parameters):
@@ -49,35 +38,6 @@ def test_tables_are_found(task):
     }
 
 
-@pytest.mark.parametrize("precision", ALL_PRECISIONS)
-def test_only_tables_are_coupled(precision):
-    # SVD tables are refused in memory-efficient half precision.
-    kind = "plain" if "memory-efficient" in precision else "svd"
-    trainer = build_trainer(*PRECISIONS[precision], optimizer="coupled adam", table=kind)
-    take_updates(trainer, 1)
-    states = trainer.optimizer.optimizer.state.values()
-    moments = [state["exp_avg_sq"].shape for state in states if "exp_avg_sq" in state]
-    rows = len(trainer.task.target_dictionary)
-    assert moments.count((1, 16)) == 1 and not any(shape[:1] == (rows,) for shape in moments)
-
-
-def test_tables_are_named_once_however_often_an_epoch_begins():
-    trainer = build_trainer(optimizer="coupled adam", table="svd")
-    for epoch in (2, 3):
-        trainer.begin_epoch(epoch)
-    tables = trainer.optimizer.optimizer._tables
-    assert len(tables) == len({id(table) for table in tables}) == 1
-
-
-def test_coupled_adam_without_a_table_to_couple(task):
-    model = build_model(task)
-    optimizer = SimpleNamespace(optimizer=CoupledAdam(list(model.parameters())))
-    couple_tables(optimizer, model)
-    model.decoder.embed_tokens.requires_grad_(False)
-    with pytest.raises(ConfigurationError, match="trained, for --optimizer coupled_adam"):
-        couple_tables(optimizer, model)
-
-
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(0.9,", "os.getcwd()", (0.9,)])
 def test_bad_betas_are_refused(betas):
     with pytest.raises(ConfigurationError, match="--adam-betas"):
@@ -85,27 +45,19 @@ def test_bad_betas_are_refused(betas):
     assert two_numbers("(0.9, 0.98)") == (0.9, 0.98)
 
 
-# What both refuse
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_what_holds_no_whole_tables_or_matrices_is_refused(name):
-    trainer = build_trainer(optimizer=name)
-    listener = {"coupled adam": CoupledTables, "muon": MuonMatrices}[name]
+@MUON
+def test_what_holds_no_whole_matrices_is_refused():
+    trainer = build_trainer(optimizer="muon")
     one = trainer.optimizer
     parts = SimpleNamespace(optimizer=SimpleNamespace(optimizers={"tables": one}))
     shards = SimpleNamespace(optimizer=SimpleNamespace(optim=one.optimizer))
-    flag = f"optimizer {name.replace(' ', '_')}"
     for optimizer, found in ((parts, "composite"), (shards, "--zero-sharding")):
-        with pytest.raises(UnsupportedError, match=f"{flag}.*{found}"):
-            listener(SimpleNamespace(optimizer=optimizer)).begin_epoch(1)
+        with pytest.raises(UnsupportedError, match=f"optimizer muon.*{found}"):
+            MuonMatrices(SimpleNamespace(optimizer=optimizer)).begin_epoch(1)
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     one.optimizer.param_groups[:] = [{"params": [flat]}]
-    with pytest.raises(UnsupportedError, match=f"{flag}.*--fp16-no-flatten-grads"):
-        listener(trainer).begin_epoch(1)
-
-
-# Muon
+    with pytest.raises(UnsupportedError, match="optimizer muon.*--fp16-no-flatten-grads"):
+        MuonMatrices(trainer).begin_epoch(1)
 
 
 def stepped_by_muon(trainer):
@@ -146,15 +98,6 @@ def test_muon_steps_hidden_matrices_alone(precision, table, caplog):
 
 
 @MUON
-def test_tables_are_coupled_where_that_is_asked_for():
-    for tables, rows in (("adam", 56), ("coupled_adam", 1)):
-        trainer = build_trainer(f"optimizer.muon_tables={tables}", optimizer="muon")
-        take_updates(trainer, 1)
-        table = trainer.get_model().decoder.embed_tokens.weight
-        assert len(trainer.optimizer.optimizer.state[table]["exp_avg_sq"]) == rows
-
-
-@MUON
 def test_factors_of_a_table_are_renewed():
     flags = {"name": "spectrum_control", "svd_interval": 1, "spectrum_weight": 0.1}
     trainer = build_trainer(optimizer="muon", table="svd", **flags)
@@ -190,9 +133,9 @@ def test_flags_outside_their_range_are_named(option, value):
 @MUON
 @pytest.mark.slow
 def test_the_command_line_trains(train):
-    flags = ("--optimizer", "muon", "--muon-tables", "coupled_adam", "--weight-decay", "0.01")
+    flags = ("--optimizer", "muon", "--weight-decay", "0.01")
     flags += ("--table-lr-scale", "2", "--table-weight-decay", "0.1", "--share-all-embeddings")
     folder = train("transformer_wn", "regularized_cross_entropy", *flags)
     log = (folder / "log.txt").read_text("utf-8")
-    assert "Muon steps" in log and "couples the second moments" in log
+    assert "Muon steps" in log and "Adam steps all other parameters" in log
     assert "trained at 2 times the learning rate, with a weight decay of 0.1" in log
