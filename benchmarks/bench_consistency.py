@@ -37,7 +37,6 @@ BETAS = (0.9, 0.98)
 VARIANTS: Dict[str, Dict[str, Any]] = {
     "plain": PLAIN,
     "r_drop": {**OURS, "rdrop_weight": 5.0},
-    "mean_vector": {**OURS, "mean_vector_weight": 1e-4},
 }
 
 

@@ -107,7 +107,6 @@ METHODS: Dict[str, Method] = {
         ),
     ),
     "rdrop": _softmax("R-Drop, alpha 5", "--rdrop-weight", "5"),
-    "mean_vector": _softmax("mu-loss, 0.0001", "--mean-vector-weight", "0.0001"),
 }
 
 

@@ -7,8 +7,8 @@ appendix B:
     R = 1/N^2 sum_i sum_{j != i} w_i'w_j / (||w_i|| ||w_j||) = (||sum_i w_i/||w_i|| ||^2 - N) / N^2
 
 Flags: ``--cosreg-weight`` 0, ``--weight-norm-weight`` 0, ``--weight-norm-target`` 2,
-    ``--weight-norm-target-by-count`` off, ``--mean-vector-weight`` 0, ``--dispersion-weight`` 0.
-In order: ``plugin/penalties.py: output_table``, ``cosine_penalty``, ``mean_vector_penalty``, or
+    ``--weight-norm-target-by-count`` off, ``--dispersion-weight`` 0.
+In order: ``plugin/penalties.py: output_table``, ``cosine_penalty``, or
     ``plugin/penalties.py: output_row_norms``, ``log_count_target``, ``weight_norm_penalty``, or
     ``plugin/penalties.py: layer_states``, ``dispersion_penalty``.
 """
@@ -154,38 +154,6 @@ def log_count_target(log_counts: Tensor, mean: float, excluded: Optional[Tensor]
             "Use smoothed log counts of a dictionary with counts.",
         )
     return log_counts * (mean * size / total)
-
-
-# The squared length of a table's mean vector: output embedding centering as a penalty (mu-loss).
-#
-# Stollenwerk, Lokrantz, Hertzberg: "Output Embedding Centering for Stable LLM Pretraining", 2026,
-# https://arxiv.org/abs/2601.02031:
-#
-#     R = mu'mu,   mu = 1/N sum_i w_i
-#
-# Adding one vector to all output vectors changes no softmax, so the likelihood of an untied output
-# table has no opinion about mu, which is free to grow.
-
-
-def mean_vector_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
-    """R = ||1/N sum_i w_i||^2, in time O(N d).
-
-    Args:
-        matrix: table, shape (n, d).
-        excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
-            N = n - m.
-
-    Returns:
-        Scalar >= 0.
-
-    Raises:
-        ConfigurationError: every row is excluded.
-    """
-    count = _counted(matrix, excluded, "the mean vector")
-    total = matrix.sum(0, dtype=torch.promote_types(matrix.dtype, torch.float32))
-    if excluded is not None:
-        total = total - matrix.index_select(0, excluded).sum(0, dtype=total.dtype)
-    return (total / count).square().sum()
 
 
 # Activation regularisation of a recurrent network's outputs.

@@ -20,7 +20,6 @@ from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     dispersion_penalty,
     log_count_target,
-    mean_vector_penalty,
     weight_norm_penalty,
 )
 from spectral_fairseq.functional.spectra import singular_values
@@ -271,18 +270,6 @@ WEIGHT_NORM = Penalty(
 )
 
 
-# The squared length of the output table's mean vector; ``--table-centering`` is a decoupled form.
-MEAN_VECTOR = Penalty(
-    name="mean_vector",
-    weight=weight_option(
-        "mean_vector_weight",
-        "lambda of mu-loss: weight of the squared length of the mean of all output vectors",
-    ),
-    needs=output_table,
-    value=lambda table, _: mean_vector_penalty(*table),
-)
-
-
 DISPERSION = Penalty(
     name="dispersion",
     weight=weight_option(
@@ -305,7 +292,6 @@ PENALTIES = (
     SPECTRAL_NORMALIZATION,
     NORMALIZED_D_OPTIMAL,
     D_OPTIMAL,
-    MEAN_VECTOR,
     DISPERSION,
 )
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)

@@ -21,7 +21,6 @@ from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
-    mean_vector_penalty,
     weight_norm_penalty,
 )
 from spectral_fairseq.functional.spectra import singular_values
@@ -289,7 +288,6 @@ OF_SPECTRUM = {
 }
 PENALTIES: Dict[str, Callable[..., Tensor]] = {
     "cosine": cosine_penalty,
-    "mean_vector": mean_vector_penalty,
     **OF_SPECTRUM,
 }
 OF_FACTORS = ("spectrum", "orthogonality")
@@ -306,7 +304,7 @@ class TablePenalty:
         weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
         norm_target: nu of ``weight_norm``.
         excluded: rows that are left out; negative ones are counted from the end.
-        **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
+        **weights: of ``cosine``, ``spectral_normalization``, ``d_optimal`` and
             ``normalized_d_optimal``, whose definitions are those of
             :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
             the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared

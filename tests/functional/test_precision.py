@@ -7,7 +7,6 @@ from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
-    mean_vector_penalty,
     weight_norm_penalty,
 )
 from spectral_fairseq.functional.spectra import gram, singular_values
@@ -15,7 +14,6 @@ from spectral_fairseq.functional.spectrum_penalties import spectral_defect
 
 FUNCTIONS = {
     "cosine": cosine_penalty,
-    "mean vector": mean_vector_penalty,
     "weight norm": lambda table: weight_norm_penalty(row_norms(table), 1.0),
     "singular values": lambda table: singular_values(table)[-3:].sum(),
     "spectral defect": lambda table: spectral_defect(gram(table) / len(table)),

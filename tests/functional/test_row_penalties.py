@@ -10,7 +10,6 @@ from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     cosine_penalty,
     log_count_target,
-    mean_vector_penalty,
     smoothed_log_counts,
     temporal_activation_regularization,
     weight_norm_penalty,
@@ -37,16 +36,10 @@ def to_norms(target):
     return fast, naive
 
 
-def naive_mean_vector(matrix, excluded):
-    counted = matrix[[row for row in range(len(matrix)) if row not in excluded]]
-    return (counted.mean(0) ** 2).sum()
-
-
 PENALTIES = {
     "cosine": (cosine_penalty, reference.cosine_penalty),
     "norm": to_norms(lambda n: 2.0),
     "norm of each word": to_norms(lambda n: torch.linspace(0.5, 3, n, dtype=torch.float64)),
-    "mean vector": (mean_vector_penalty, naive_mean_vector),
 }
 
 
@@ -102,10 +95,9 @@ def test_rows_that_are_very_short(scale, rows):
         assert error <= 2e-5 * expected.norm(dim=1)[row] + 1e-30
 
 
-@pytest.mark.parametrize("penalty", [cosine_penalty, mean_vector_penalty])
-def test_a_table_without_words_is_refused(penalty):
+def test_a_table_without_words_is_refused():
     with pytest.raises(ConfigurationError, match="at least one row"):
-        penalty(torch.ones(2, 3), torch.tensor([0, 1]))
+        cosine_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
 
 
 def test_norms_at_their_target_and_zero_rows_have_finite_gradients():

@@ -57,7 +57,6 @@ NAIVE = {
         lambda w: -(torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).log().sum(),
     ),
     "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
-    "mean_vector_weight": ("mean_vector", lambda w: w.mean(0).square().sum()),
     "spectrum_weight": (
         "spectrum",
         lambda w: (torch.linalg.svdvals(w) - PRIOR[: w.size(1)]).square().sum(),

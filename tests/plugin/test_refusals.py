@@ -337,7 +337,7 @@ def test_one_table_for_two_dictionaries(task, build, arch):
 
 OF_EVERY_KIND = (
     *("cosreg_weight", "spectrum_weight", "weight_norm_weight", "spectral_normalization_weight"),
-    *("d_optimal_weight", "normalized_d_optimal_weight", "mean_vector_weight"),
+    *("d_optimal_weight", "normalized_d_optimal_weight"),
 )
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 

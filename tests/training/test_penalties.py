@@ -18,7 +18,6 @@ def test_penalties_have_one_scale(transformers):
     sigma = torch.linalg.svdvals(weight)
     expected = {
         "cosine": float(reference.cosine_penalty(weight)),
-        "mean_vector": float(sum(float(weight[:, j].mean()) ** 2 for j in range(DIM))),
         "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
         "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
         "d_optimal": -sum(math.log(float(s)) for s in sigma),
@@ -36,7 +35,7 @@ def test_penalties_have_one_scale(transformers):
 def test_an_excluded_row_is_left_out_once(transformers):
     """A row that was named twice was taken out twice, and a negative one ended in IndexError."""
     model = build(transformers)
-    names = ("cosine", "mean_vector", "weight_norm", "spectral_normalization", "d_optimal")
+    names = ("cosine", "weight_norm", "spectral_normalization", "d_optimal")
     expected, *others = (
         TablePenalty(model, excluded=rows, **dict.fromkeys(names, 0.1)).terms()
         for rows in ((3, WORDS - 1), (WORDS - 1, 3, 3, WORDS - 1), (-1, 3))
