@@ -5,8 +5,7 @@
 Two figures for each penalty. ``ratio``: one model takes steps without and with it in turn, A B A
 B, and the median of the ratios is reported. ``share``: the penalty alone, forward, backward and
 the addition to the table's gradient, over the plain step; it resolves a hundredth where the
-ratio's noise does not. The adversarial softmax is no separate term, and the dispersion needs the
-hidden states of the step: they have the ratio only.
+ratio's noise does not. The adversarial softmax is no separate term: it has the ratio only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from benchmarks.harness import (
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
-    dispersion_penalty,
     weight_norm_penalty,
 )
 from spectral_fairseq.functional.softmax_loss import adversarial_logits, adversarial_margin
@@ -59,8 +57,8 @@ class PenalisedStep(Step):
         super().__init__(shape, "plain", device, precision)
         self.table = self.model.decoder.output_projection.weight
 
-    def run(self, penalty: Any = None, epsilon: float = 0.0, dispersion: bool = False) -> None:
-        """Take one step with a penalty, the adversary's epsilon, or the layers' dispersion."""
+    def run(self, penalty: Any = None, epsilon: float = 0.0) -> None:
+        """Take one step with a penalty or the adversary's epsilon."""
         self.optimiser.zero_grad()
         net_output = self.model(**self.sample["net_input"], features_only=epsilon > 0)
         if epsilon:
@@ -69,9 +67,6 @@ class PenalisedStep(Step):
         loss = loss / self.sample["ntokens"]
         if penalty is not None:
             loss = loss + penalty(self.table.float())
-        if dispersion:
-            layers = [one.transpose(0, 1) for one in net_output[1]["inner_states"][1:]]
-            loss = loss + dispersion_penalty(layers, self.sample["target"].ne(1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -94,7 +89,6 @@ def measure(name: str, repetitions: int, device: str, precision: str) -> List[Di
     runs: Dict[str, Callable[[], None]] = {"plain": step.run}
     for label, penalty in PENALTIES.items():
         runs[label] = lambda penalty=penalty: step.run(penalty)
-    runs["dispersion"] = lambda: step.run(dispersion=True)
     runs["adversarial softmax"] = lambda: step.run(epsilon=0.02)
     times = paired_times(runs, repetitions)
     alone = paired_times(

@@ -233,12 +233,6 @@ NO_OUTPUT_LAYER = Refusal(
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
     conflict="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
 )
-NO_LAYERS = Refusal(
-    "`--dispersion-weight`",
-    "a decoder that tells the states of its layers",
-    "Use a `transformer`, `transformer_lm` or `transformer_xl_*` arch, or drop the flag.",
-    conflict="LSTMs, and fairseq's `fconv`",
-)
 DENSE_MIXTURE = Refusal(
     "`--adversarial-epsilon` with a mixture",
     "the loss of the mixture itself, in which each expert has a logit that is lowered",

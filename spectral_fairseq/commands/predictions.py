@@ -20,12 +20,12 @@ import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a
 from spectral_fairseq.commands.models import load_model_and_task
 from spectral_fairseq.errors import ConfigurationError, DataError, check_range
 from spectral_fairseq.files import check_directory
+from spectral_fairseq.functional.cosines import SequenceCosine
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
 )
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
-from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import StreamReader

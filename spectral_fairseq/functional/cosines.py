@@ -383,3 +383,52 @@ def isoscore_of_variances(values: Tensor) -> float:
     squared_defect = float((root * values / length - 1).square().sum()) / (2 * (dim - root))
     used = (dim - squared_defect * (dim - root)) ** 2 / dim**2
     return min(max((dim * used - 1) / (dim - 1), 0.0), 1.0)
+
+
+# Condensation: from layer to layer the states of one sequence point more and more the same way.
+#
+# Liu et al.: "Dispersion loss counteracts embedding condensation and improves generalization in
+# small language models", ICML 2026, https://arxiv.org/abs/2602.00217.
+
+
+class SequenceCosine:
+    """The mean cosine of different states of a sequence, averaged over sequences.
+
+    It is what the paper measures in each layer, without the cosines of states with themselves. The
+    sequences come one after the other, in blocks that are cut anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._sequence = -1
+        self._sum: Optional[Tensor] = None
+        self._count = self._with_direction = self._sequences = 0
+        self._total = 0.0
+
+    def add(self, states: Tensor, sequences: Tensor) -> None:
+        """Add states.
+
+        Args:
+            states: shape (b, d); the cosines of a zero state are 0.
+            sequences: the number of the sequence of each, >= 0 and rising, shape (b,).
+        """
+        units = unit_rows(states.detach().double()).cpu()
+        numbers, sizes = sequences.cpu().unique_consecutive(return_counts=True)
+        for number, part in zip(numbers.tolist(), units.split(sizes.tolist())):
+            if number != self._sequence:
+                self._close()
+                self._sequence, self._sum = number, torch.zeros_like(part[0])
+            self._sum += part.sum(0)
+            self._count += len(part)
+            self._with_direction += int(part.any(1).sum())
+
+    def _close(self) -> None:
+        if self._sum is not None and self._count > 1:
+            pairs = self._count * (self._count - 1)
+            self._total += (float(self._sum.square().sum()) - self._with_direction) / pairs
+            self._sequences += 1
+        self._sequence, self._sum, self._count, self._with_direction = -1, None, 0, 0
+
+    def value(self) -> Optional[float]:
+        """The mean over the sequences of two states or more; ``None`` if there are none."""
+        self._close()
+        return self._total / self._sequences if self._sequences else None

@@ -250,7 +250,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         computed = bound.likelihood(model, sample, reduce)
         log = self._logging_output(computed, model, sample)
         loss, sample_size = computed.loss, log["sample_size"]
-        due = bound.penalties(self.num_updates, (computed.net_output, sample["target"]))
+        due = bound.penalties(self.num_updates)
         due.extend(reported_terms(computed.net_output))
         for term in due:
             # See Note [The scale of a penalty].

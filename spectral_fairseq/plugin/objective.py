@@ -150,10 +150,6 @@ class Words:
         return smoothed_log_counts(training_counts(self._task, self.dictionary))
 
 
-Batch = Tuple[Any, Tensor]
-"""What a model has computed for a batch of an update, and the targets, words of shape (B, T)."""
-
-
 @dataclass(frozen=True)
 class Parts:
     """What a criterion works with in a model, found once.
@@ -180,11 +176,10 @@ class Inputs:
 
     Args:
         parts: of the model.
-        batch: what the model has just computed, and for what; ``None`` outside of an update.
     """
 
-    def __init__(self, parts: Parts, batch: Optional[Batch] = None) -> None:
-        self.parts, self.batch = parts, batch
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
         self.decoder, self.words = parts.decoder, parts.words
         self._found: Dict[Input, Any] = {}
 
@@ -322,19 +317,18 @@ class Penalties:
         """Whether there is any."""
         return bool(self._active)
 
-    def __call__(self, updates: int, batch: Optional[Batch] = None) -> List[Term]:
+    def __call__(self, updates: int) -> List[Term]:
         """The terms that are due.
 
         Args:
             updates: number of updates taken before this one.
-            batch: of the update, for the penalties on hidden states.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
         if not self._active:
             return []
-        inputs = Inputs(self._parts, batch)
+        inputs = Inputs(self._parts)
         due = self._terms(self._each_update, inputs)
         if updates % self._interval:
             return due
@@ -385,10 +379,7 @@ class Penalties:
         device = next(inputs.decoder.parameters()).device
         with torch.autocast(device.type, enabled=False):
             for penalty in penalties:
-                needed = inputs.get(penalty.needs)
-                if needed is None:
-                    continue
-                value = penalty.value(needed, self._options[penalty.name])
+                value = penalty.value(inputs.get(penalty.needs), self._options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._flags), value))
         return terms
 

@@ -9,16 +9,13 @@ from types import SimpleNamespace
 from typing import Any, List, Optional, Tuple
 
 import torch
-from fairseq.models.fconv import FConvDecoder
-from torch import Tensor, nn
+from torch import Tensor
 
-from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError, check_range, misspelt
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
-    dispersion_penalty,
     log_count_target,
     weight_norm_penalty,
 )
@@ -44,7 +41,7 @@ from spectral_fairseq.plugin.objective import (
     Words,
 )
 
-# What penalties can be computed from, each a function of a model or of what it made of a batch.
+# What penalties can be computed from, each a function of a model.
 #
 # Tables are float32, and padding and ``madeupword`` rows are marked as excluded. A need raises
 # :class:`ConfigurationError` if the model lacks it; ```weight``` in the message stands for the flag
@@ -88,32 +85,6 @@ def svd_tables(inputs: Inputs) -> Tuple[SVDEmbedding, ...]:
             "Use --embedding-type svd with an arch of this package, or drop `weight`.",
         )
     return inputs.parts.svd_tables
-
-
-def layer_states(inputs: Inputs) -> Optional[Tuple[List[Tensor], Tensor]]:
-    """The output of each layer of the decoder, shape (B, T, d), and what is no padding, (B, T).
-
-    There are none where LayerDrop dropped all layers, and it is ``None`` outside of an update.
-    What a decoder tells is known when it has run; those that are known to tell nothing are refused
-    before training.
-    """
-    decoder = inputs.decoder
-    if inputs.batch is None:
-        if isinstance(decoder, FConvDecoder) or any(
-            isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in decoder.modules()
-        ):
-            raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
-        return None
-    net_output, targets = inputs.batch
-    extra = net_output[1] if len(net_output) > 1 else None
-    states = extra.get("inner_states") if isinstance(extra, dict) else None
-    if not states:
-        raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
-    # Without the embeddings; LayerDrop may have dropped all layers.
-    layers = [layer.transpose(0, 1) for layer in states[1:]]
-    counted = targets.ne(inputs.words.dictionary.pad())
-    # Some likelihoods run each sentence several times, one after the other.
-    return layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0)
 
 
 # The penalties. Their papers and formulas are in functional/row_penalties.py and
@@ -270,19 +241,6 @@ WEIGHT_NORM = Penalty(
 )
 
 
-DISPERSION = Penalty(
-    name="dispersion",
-    weight=weight_option(
-        "dispersion_weight",
-        "weight of log mean exp(-angle/pi) between the hidden states of a sequence, in each layer "
-        "of a Transformer's decoder; the paper has 1",
-    ),
-    needs=layer_states,
-    value=lambda states, _: dispersion_penalty(*states),
-    lazy=lambda _: False,
-)
-
-
 # In the order of the training logs and of docs/flags.md.
 PENALTIES = (
     COSINE,
@@ -292,7 +250,6 @@ PENALTIES = (
     SPECTRAL_NORMALIZATION,
     NORMALIZED_D_OPTIMAL,
     D_OPTIMAL,
-    DISPERSION,
 )
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
 NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, *MEASURE_NAMES)

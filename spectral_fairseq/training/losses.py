@@ -282,13 +282,6 @@ class ModelLoss:
     ) -> Tensor:
         """The loss of a batch, a scalar, with the arguments of transformers' own losses."""
         loss = self.loss
-        if loss.dispersion:
-            raise ConfigurationError(
-                "the outputs of the layers, for `dispersion`",
-                "labels that were given to the model, whose own loss sees the logits alone",
-                "Pass compute_loss_func=fused_loss_(model, dispersion=...) to Trainer, or call the "
-                "loss with the outputs and the labels.",
-            )
         targets = shift_labels
         if targets is None:
             if labels is None:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.precision import HALVES, widened
-from spectral_fairseq.functional.row_penalties import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
@@ -107,9 +106,6 @@ class TokenLoss:
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`~spectral_fairseq.training.control.TablePenalty`. It is added in training
             only, see Note [One scale].
-        dispersion: weight of :func:`~spectral_fairseq.functional.row_penalties.dispersion_penalty`
-            of the (decoder's) layers, over the positions that have a target; likewise. The model
-            has to return its hidden states: ``model.config.output_hidden_states = True``.
         shift: whether the target of a position is the label of the next one. ``None`` does as the
             own loss of a model of transformers does.
         ignore_index: label of what is no target.
@@ -126,18 +122,16 @@ class TokenLoss:
         smoothing: str = "torch",
         z_loss: float = 0.0,
         penalty: Optional[Callable[[], Tensor]] = None,
-        dispersion: float = 0.0,
         shift: Optional[bool] = None,
         ignore_index: int = IGNORED,
     ) -> None:
         smoothing_weights(label_smoothing, vocabulary=2)
-        check_range("`dispersion`", dispersion, at_least=0)
         check_choice("`smoothing`", smoothing, SMOOTHINGS)
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
         check_range("`z_loss`", z_loss, at_least=0)
         self.z_loss = z_loss
         self.mean_square: Optional[Tensor] = None
-        self.penalty, self.dispersion = penalty, dispersion
+        self.penalty = penalty
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
         self.auxiliary = OtherLosses.of(without_wrappers(model))
@@ -173,9 +167,6 @@ class TokenLoss:
         loss, share = self.of_logits(logits, labels, num_items_in_batch)
         if isinstance(further, Tensor):
             loss = loss + further * share
-        if self.dispersion and isinstance(logits, HiddenStates):
-            spread = dispersion_penalty(_layers(outputs), labels.ne(self.ignore_index))
-            loss = loss + self.dispersion * spread * share
         return loss
 
     def _behind_virtual_tokens(self, labels: Tensor, logits: Any) -> Tensor:
@@ -225,7 +216,7 @@ class TokenLoss:
     @property
     def has_terms(self) -> bool:
         """Whether it is more than the likelihood in training."""
-        return bool(self.penalty is not None or self.dispersion or self.z_loss)
+        return bool(self.penalty is not None or self.z_loss)
 
     def _check_used(self) -> None:
         """Refuse logits in training that did not come from the output layer's forward pass.
@@ -323,17 +314,6 @@ def _logits(outputs: Any) -> Any:
     if hasattr(outputs, "logits"):
         return outputs.logits
     return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-
-
-def _layers(outputs: Any) -> Sequence[Tensor]:
-    """The outputs of the layers, without the embeddings."""
-    for name in ("decoder_hidden_states", "hidden_states"):
-        states = getattr(outputs, name, None)
-        if states is not None:
-            return states[1:]  # type: ignore[no-any-return]
-    wanted = "outputs with the hidden states of the layers, for `dispersion`"
-    remedy = "Set model.config.output_hidden_states = True."
-    raise ConfigurationError(wanted, "none", remedy)
 
 
 def _shifts(model: nn.Module) -> bool:

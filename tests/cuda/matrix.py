@@ -113,7 +113,6 @@ CRITERIONS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     ),
     "adversarial": ("mle_cosreg", {**PLAIN, "adversarial_epsilon": 0.02, "label_smoothing": 0.1}),
     "R-Drop": ("mle_cosreg", {**PLAIN, "rdrop_weight": 1.0, "label_smoothing": 0.1}),
-    "dispersion": ("mle_cosreg", {**PLAIN, "dispersion_weight": 0.1}),
     "spectrum log": ("mle_cosreg", {**PLAIN, "log_spectrum_interval": 1}),
 }
 

@@ -13,7 +13,7 @@ from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.fast_dropout import fast_dropout
 from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import cosine_penalty, dispersion_penalty
+from spectral_fairseq.functional.row_penalties import cosine_penalty
 from spectral_fairseq.functional.spectra import gram, singular_values
 from tests.functional.losses import LOSSES
 
@@ -28,7 +28,6 @@ FUNCTIONS = {
     "singular values": lambda h, q, w, b: singular_values(w, ROWS),
     "cosine": lambda h, q, w, b: cosine_penalty(w, ROWS),
     "ignored": lambda h, q, w, b: without_ignored(1, TARGETS, h)[1],
-    "dispersion": lambda h, q, w, b: dispersion_penalty([h], torch.ones(6, 3, dtype=torch.bool)),
     "distribution": lambda h, q, w, b: log_mixture(h, q.log_softmax(-1), w, b),
 }
 FUNCTIONS.update(

@@ -14,7 +14,6 @@ METHODS = (
     {"rdrop_weight": 1.0},
     {"z_loss": 0.1},
     {"cosreg_weight": 1.0},
-    {"dispersion_weight": 1.0},
     {"loss_form": "dense"},
     {"loss_form": "blockwise"},
     {"report_accuracy": True},

@@ -29,12 +29,10 @@ from tests.plugin.conftest import (
     make_sample,
     off_constraint,
     parameters_in_use,
-    sample_for,
     split,
     words,
 )
 from tests.reference import spectra
-from tests.reference.row_penalties import dispersion_penalty
 
 NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
@@ -175,47 +173,6 @@ def layer_states(model, sample):
         hook.remove()
     is_xl = hasattr(model.decoder, "network")
     return [one.detach() if is_xl else one.detach().transpose(0, 1) for one in seen]
-
-
-@pytest.mark.parametrize("options", [{}, {"loss_form": "blockwise"}, {"rdrop_weight": 1.0}])
-@pytest.mark.parametrize("arch", ["transformer_sc", "transformer_lm_sc", "transformer_xl_wt103"])
-def test_dispersion_of_the_layers_without_padding(task, arch, options):
-    if "xl" in arch and "rdrop_weight" in options:
-        pytest.skip("R-Drop refuses streams")
-    sizes = {"decoder_layers": 2, "encoder_layers": 1, "adaptive_softmax_cutoff": ""}
-    sizes = sizes if "xl" in arch else {**sizes, "adaptive_softmax_cutoff": None}
-    model = build_model(task, arch, **sizes).train()
-    for module in model.modules():
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    sample = sample_for(model, task)
-    states = layer_states(model, sample)
-    assert len(states) == 2
-    criterion = build_criterion(
-        task, "mle_cosreg", **{**NOTHING, "dispersion_weight": 0.7, **options}
-    )
-    criterion.check_model(model)
-    loss, size, log = criterion(model, sample)
-    expected = dispersion_penalty(states, sample["target"].ne(1))
-    assert math.isclose(float(log["dispersion"]) / size, expected, rel_tol=1e-5)
-    added = float((loss - log["loss"]).detach()) / size
-    if "rdrop_weight" not in options:  # whose divergence is in the loss, but not in the logs
-        assert math.isclose(added, 0.7 * expected, rel_tol=1e-3)
-    assert all(torch.isfinite(g).all() for g in gradients(model, loss).values())
-
-
-@pytest.mark.parametrize("options", [{}, {"rdrop_weight": 1.0}])
-def test_an_update_in_which_layerdrop_drops_every_layer(task, options):
-    """It ended the training, with the sentence that the decoder does not tell its layers."""
-    model = build_model(task, "transformer_sc", decoder_layerdrop=1.0, decoder_layers=2).train()
-    flags = {**NOTHING, "dispersion_weight": 0.7, **options}
-    criterion = build_criterion(task, "mle_cosreg", **flags)
-    criterion.check_model(model)
-    loss, _, log = criterion(model, make_sample(task))
-    assert float(log["dispersion"]) == 0 and torch.isfinite(loss)
-    if not options:
-        assert torch.equal(loss.detach(), log["loss"])
-    loss.backward()
 
 
 def test_targets_by_count_differ_between_words(task):

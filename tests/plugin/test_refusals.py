@@ -174,8 +174,6 @@ CONFLICTS = [
     (refusals.NO_OUTPUT_LAYER, "fconv", {"loss_form": "blockwise"}, "FConvDecoder, which has none"),
     (refusals.NO_OUTPUT_LAYER, "fconv", {"adversarial_epsilon": 0.1},
      "FConvDecoder, which has none"),
-    (refusals.NO_LAYERS, "lstm shared", {"dispersion_weight": 1.0}, "Decoder"),
-    (refusals.NO_LAYERS, "fconv", {"dispersion_weight": 1.0}, "Decoder"),
     *((refusals.ADAPTIVE_SOFTMAX, "adaptive softmax", flags, "fairseq's adaptive softmax")
       for flags in ({}, {"adversarial_epsilon": 0.1}, {"rdrop_weight": 1.0})),
 ]  # fmt: skip

@@ -78,3 +78,18 @@ def expected_pairwise_kl(log_probabilities):
                 total += float((p.exp() * (p - q)).sum())
                 pairs += 1
     return total / pairs
+
+
+# The mean cosine within sequences.
+
+
+def sequence_cosine(sequences):
+    means = []
+    for states in sequences:
+        pairs = [(i, j) for i in range(len(states)) for j in range(len(states)) if i != j]
+        cosines = [
+            float(states[i].double() @ states[j].double() / states[i].norm() / states[j].norm())
+            for i, j in pairs
+        ]
+        means.append(sum(cosines) / len(pairs))
+    return sum(means) / len(means)

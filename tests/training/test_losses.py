@@ -107,34 +107,6 @@ def test_tokens_are_counted_over_all_batches_of_a_step(transformers, smoothing, 
     assert math.isclose(float(whole.detach()), naive / float(total), rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["gpt2", "t5"])
-def test_dispersion_of_the_layers(transformers, layout):
-    model = build(transformers, layout)
-    plain, loss = fused_loss_(model), fused_loss_(model, dispersion=0.7)
-    given = inputs(model, labels=LABELS)
-    with pytest.raises(ConfigurationError, match="output_hidden_states = True"):
-        loss(model(**given), LABELS)
-    given["output_hidden_states"] = True
-    outputs = model(**given)
-    states = getattr(outputs, "decoder_hidden_states" if layout == "t5" else "hidden_states")
-    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
-    spread = reference.dispersion_penalty([one.detach() for one in states[1:]], targets.ne(-100))
-    whole = loss(outputs, LABELS)
-    torch.testing.assert_close(whole.item(), plain(outputs, LABELS).item() + 0.7 * spread)
-    # Two batches of a step are one, whose sequences count by their targets.
-    total = targets.ne(-100).sum()
-    parts = []
-    for row in (slice(0, 1), slice(1, 2)):
-        part = model(**{**inputs(model, IDS[row], LABELS[row]), "output_hidden_states": True})
-        parts.append(loss(part, LABELS[row], num_items_in_batch=total))
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-5)
-    with torch.no_grad():  # in evaluation there is no penalty
-        evaluated = model.eval()(**given)
-        assert torch.equal(loss(evaluated, LABELS), plain(evaluated, LABELS))
-    with pytest.raises(ConfigurationError, match="dispersion"):
-        TokenLoss(model, dispersion=-1.0)
-
-
 def _gradients_of_a_half(rank, half):
     found = {}
     for table in TABLES:
@@ -319,9 +291,7 @@ def test_a_wrapper_around_the_forward_pass_outlives_the_loss(transformers):
 
 def test_labels_that_the_loss_cannot_take(transformers):
     model = build(transformers)
-    loss = fused_loss_(model, dispersion=0.1)
-    with pytest.raises(ConfigurationError, match="compute_loss_func=fused_loss_"):
-        model(input_ids=IDS, labels=IDS)
+    loss = fused_loss_(model)
     with pytest.raises(ConfigurationError, match="labels"):
         loss(model(input_ids=IDS), None)
     with pytest.raises(ConfigurationError, match="indices of words.*float32"):
@@ -413,8 +383,7 @@ def test_further_losses_of_a_model_are_refused_by_name(transformers):
 def test_a_batch_without_targets_changes_nothing(transformers, table, total, mixture):
     model = build(transformers)
     TABLES[table](model)
-    model.config.output_hidden_states = True
-    more = {"penalty": TablePenalty(model, cosine=1.0), "dispersion": 0.5, "label_smoothing": 0.1}
+    more = {"penalty": TablePenalty(model, cosine=1.0), "label_smoothing": 0.1}
     loss = mixture_(model, 2, **more) if mixture else fused_loss_(model, **more)
     nothing = torch.full_like(IDS, -100)
     for training in (True, False):
