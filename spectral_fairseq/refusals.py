@@ -149,8 +149,7 @@ OTHER_TABLES = Refusal(
 # fairseq's iterative product quantisation puts other modules in the place of layers, at its first
 # epoch and between its stages, and builds the optimiser anew each time.
 REPLACED_LAYERS = Refusal(
-    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--table-lr-scale` "
-    "or `--table-weight-decay`",
+    "a table or head of this package, `--spectrum-decay` or `--table-centering`",
     "a table that stays in the model",
     "Take the table and the output layer out of `layers_to_quantize` in that file, or drop the "
     "flag.",
@@ -324,22 +323,6 @@ ONE_OPTIMIZER = Refusal(
     "one optimiser for all parameters",
     "Use it for all of them, or adam in that group.",
     conflict="`--optimizer composite` with it among its groups",
-)
-TABLE_GROUPS = Refusal(
-    "`--table-lr-scale` or `--table-weight-decay`",
-    "one optimiser, to which the output table is a parameter of its own",
-    "Add `--fp16-no-flatten-grads` to `--fp16`, use `--ddp-backend legacy_ddp` or `pytorch_ddp`; "
-    "or drop the flag.",
-    (
-        COMPOSITE,
-        _zero_sharding(),
-        FULLY_SHARDED,
-        SLOWMO,
-        BMUF,
-        TPU,
-        Setting("--relative-step", "optimizer.relative_step", after=", which sets the rate"),
-    ),
-    conflict="`--fp16` with flattened parameters",
 )
 LABEL_SMOOTHING = Refusal(  # raised by heads/adaptive.py, which knows arguments and no flags
     "the adaptive softmax of `transformer_xl_*` with a criterion of this package",

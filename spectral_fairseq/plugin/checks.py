@@ -23,15 +23,10 @@ from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.plugin.awd_lstm import AWDLSTMLanguageModel
 from spectral_fairseq.plugin.criterion import Objective, PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.find import head_of
-from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import LOSS_FORM
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import Inputs
-from spectral_fairseq.plugin.registry import (
-    TABLE_LR_SCALE,
-    TABLE_WEIGHT_DECAY,
-    warn_of_idle_options,
-)
+from spectral_fairseq.plugin.registry import warn_of_idle_options
 from spectral_fairseq.plugin.transformer_xl import TransformerXLLanguageModel
 
 logger = logging.getLogger(__name__)
@@ -94,12 +89,7 @@ def _refuse(name: str, ours: str) -> None:
 
 def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
     """Flags, and the ids of the parameters or modules that they hold on to."""
-    model = trainer.get_model()
-    objectives = objectives_in(trainer)
-    if objectives:
-        of_table = table_options(trainer.cfg, model, trainer.task).parameters
-        yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(of_table)
-    for objective in objectives:
+    for objective in objectives_in(trainer):
         table = objective.control.controlled(Inputs(objective.parts))
         if table is not None:
             yield table.flag, _ids([table.parameter])

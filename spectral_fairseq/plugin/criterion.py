@@ -45,12 +45,7 @@ from spectral_fairseq.plugin.objective import (
     reduce_terms,
     reported_terms,
 )
-from spectral_fairseq.plugin.registry import (
-    TABLE_LR_SCALE,
-    TABLE_WEIGHT_DECAY,
-    with_defaults,
-    with_options,
-)
+from spectral_fairseq.plugin.registry import with_defaults, with_options
 from spectral_fairseq.plugin.spectrum_log import (
     LOG_SPECTRUM_INTERVAL,
     TABLES,
@@ -66,8 +61,6 @@ OPTIONS = (
     *likelihood.FLAGS,
     FAST_DROPOUT,
     LOG_SPECTRUM_INTERVAL,
-    TABLE_LR_SCALE,
-    TABLE_WEIGHT_DECAY,
 )
 PenalisedCriterionConfig = with_options(
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -131,8 +124,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._check_flags()
         self.num_updates = 0
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
-        for flag in (TABLE_LR_SCALE, TABLE_WEIGHT_DECAY):  # plugin/groups.py reads them
-            flag.read(cfg)
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCrossEntropy:

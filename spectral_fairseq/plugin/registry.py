@@ -326,23 +326,6 @@ def check_sharing(options: Any, task: Any) -> None:
     check_alike("one width for the shared embedding table", widths, remedy)
 
 
-# What the optimiser does with the output table; plugin/groups.py reads them.
-TABLE_LR_SCALE = Option(
-    "table_lr_scale",
-    1.0,
-    "factor on the learning rate of the output table and of what shares it, with any kind of table "
-    "and any optimiser",
-    above=0,
-)
-TABLE_WEIGHT_DECAY = Option(
-    "table_weight_decay",
-    None,
-    "weight decay of the output table and of what shares it; that of the optimiser by default",
-    type=Optional[float],
-    at_least=0,
-)
-
-
 def uncounted_rows(dictionary: Any) -> List[int]:
     """Rows that stand for no word: padding, and fairseq's ``madeupword`` fillers."""
     # A dictionary cut by --output-dictionary-size still has the symbols beyond the cut.

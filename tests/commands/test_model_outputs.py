@@ -20,7 +20,6 @@ from spectral_fairseq.plugin.find import output_matrix
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import ADAPTIVE, block_checkpoint, remade, stateful_checkpoint, tokens_of
 from tests.reference import measures as naive_measures
-from tests.reference import row_penalties as naive_row_penalties
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
 
@@ -139,7 +138,7 @@ def test_hidden_states_by_layer(path, tiny_translation_data):
         assert layer["mean_cosine"] == pytest.approx(naive_measures.mean_cosine(seen), abs=1e-5)
         assert layer["isoscore"] == pytest.approx(naive_measures.isoscore(seen), abs=1e-5)
         several = [part for part in seen.split(lengths) if len(part) > 1]
-        within = naive_row_penalties.sequence_cosine(several)
+        within = naive_measures.sequence_cosine(several)
         assert layer["sequence_cosine"] == pytest.approx(within, abs=1e-5)
     assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
 

@@ -52,8 +52,6 @@ def quantised(tmp_path, pattern, max_update=0, tied=True, **options):
 @pytest.mark.parametrize("flags", [
     {"spectrum_decay": 0.5},
     {"table_centering": 0.5},
-    {"table_lr_scale": 0.5},
-    {"table_weight_decay": 0.5},
 ])  # fmt: skip
 def test_a_flag_whose_table_is_replaced(tmp_path, tied, flags):
     """The control changed a parameter that the optimiser no longer held, without a word."""

@@ -16,7 +16,6 @@ from spectral_fairseq.plugin.checks import WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import controls_of
 from spectral_fairseq.plugin.cpu import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.criterion import OPTIONS
-from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import DROPOUT
 from spectral_fairseq.plugin.nt_asgd import check_configuration
 from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
@@ -80,16 +79,6 @@ def begin_averaging(*overrides):
     )
 
 
-def split_off_the_table(**flags):
-    def split(cfg):
-        task = Task(words())
-        OmegaConf.set_struct(cfg, False)
-        cfg.criterion.update(flags)
-        table_options(cfg, build_model(task), task)
-
-    return split
-
-
 # refusal -> what begins a training that is concerned
 FROM_START = "optimizer.nt_asgd_from_start=true"
 BEGINNINGS = {
@@ -108,10 +97,6 @@ BEGINNINGS = {
         begin_training("svd", name="spectrum_control"),
         begin_training("weight-norm", name="spectrum_control"),
     ],
-    refusals.TABLE_GROUPS: [
-        split_off_the_table(table_lr_scale=2.0),
-        split_off_the_table(table_weight_decay=0.1),
-    ],
     refusals.NT_ASGD: [begin_averaging()],
     refusals.NT_ASGD_DOWNWARDS: [begin_averaging()],
     refusals.NT_ASGD_VALIDATION: [
@@ -125,7 +110,6 @@ UNCONCERNED = {
     refusals.RENEWAL: begin_training("svd", **OFF),
     refusals.SHARDED: begin_training("plain", **STOCK),
     refusals.ROUNDED: begin_training("plain", name="spectrum_control"),
-    refusals.TABLE_GROUPS: split_off_the_table(),
     refusals.NT_ASGD_VALIDATION: begin_averaging(FROM_START),
 }
 CASES = [
@@ -243,7 +227,6 @@ NUMBERS = ("rdrop_weight", "z_loss", "spectrum_decay")
 OUTSIDE = [  # beside those of test_penalties.py
     *(({name: value}, flag_of({name: 0}))
       for name in NUMBERS for value in (-1.0, math.nan, math.inf)),
-    ({"table_lr_scale": -1.0}, "--table-lr-scale"),
     ({"ignore_prefix_size": -1}, "--ignore-prefix-size to be a whole number >= 0; found -1"),
     ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
     ({"table_centering": 2.0}, "--table-centering"),

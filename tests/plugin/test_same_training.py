@@ -105,8 +105,7 @@ def cases():
 
 @pytest.mark.parametrize("way, precision", cases())
 def test_a_training_resumes_bit_for_bit(way, precision, tmp_path):
-    table_rate = ("criterion.table_lr_scale=2",) if way == "Muon" else ()
-    build = functools.partial(build_trainer, *PRECISIONS[precision], *table_rate, **WAYS[way])
+    build = functools.partial(build_trainer, *PRECISIONS[precision], **WAYS[way])
     through, half = build(), build()
     take_updates(through, 5)
     take_updates(half, 3)

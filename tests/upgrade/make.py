@@ -43,7 +43,7 @@ CASES = {
     "weight_norm": f"{MT} --arch transformer_wn_iwslt_de_en --criterion mle_cosreg"
     f" {ADAM} --weight-norm-target-by-count --weight-norm-weight 0.01",
     "spectral_norm": f"{MT} {ADAM} --arch transformer_sc --embedding-type spectral-norm"
-    " --criterion regularized_cross_entropy --rdrop-weight 1 --table-lr-scale 2",
+    " --criterion regularized_cross_entropy --rdrop-weight 1",
     "mos": f"{MT} {ADAM} --arch transformer_mos --mixture-components 3"
     " --criterion spectrum_control",
     "dense": f"{MT} {ADAM} --arch transformer --share-decoder-input-output-embed --criterion"
