@@ -163,7 +163,7 @@ REBUILT_OPTIMIZER = Refusal(
     conflict="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
 )
 QUANTISED_SCORES = Refusal(
-    "`--loss-form blockwise` or `--rdrop-weight`",
+    "`--loss-form blockwise`, `--adversarial-epsilon` or `--rdrop-weight`",
     "an output layer that computes its scores from its table as it is",
     "Use `--loss-form dense`, or drop the quantisation.",
     (Setting("--quant-noise-scalar", "model.quant_noise_scalar"),),
@@ -218,7 +218,7 @@ ADVERSARIAL = Refusal(
     "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; no "
     "`--logit-softcap`; or drop the flag.",
     conflict="an adaptive softmax or `--logit-softcap`, in which a target's score is "
-    "no single logit w'h + b",
+    "no single logit w'h + b; an output layer that is not known, and a decoder that calls none",
 )
 CONSISTENCY = Refusal(
     "`--rdrop-weight`",
@@ -227,14 +227,14 @@ CONSISTENCY = Refusal(
     conflict="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",
 )
 NO_OUTPUT_LAYER = Refusal(
-    "`--adversarial-epsilon` or `--loss-form blockwise`",
+    "`--loss-form blockwise`",
     "a decoder with an output_layer",
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
     conflict="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
 )
-DENSE_MIXTURE = Refusal(
-    "`--adversarial-epsilon` with a mixture",
-    "the loss of the mixture itself, in which each expert has a logit that is lowered",
+DENSE_ADVERSARIAL = Refusal(
+    "`--adversarial-epsilon`",
+    "the loss by blocks of scores, in which the target's logit is lowered",
     "Drop one of them.",
     conflict="`--loss-form dense`",
 )

@@ -204,6 +204,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for inner in models:
             if "tgt_tokens" in inspect.signature(inner.forward).parameters:
                 raise refusals.NON_AUTOREGRESSIVE.error(f"{type(inner).__name__}, which does not")
+            if getattr(decoder_of(inner), "adaptive_softmax", None) is not None:
+                raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")
         bound = [self.objective_of(inner) for inner in models]
         idle = [self._idle_flags(inner, objective) for inner, objective in zip(models, bound)]
         for flag in (flag for flag in idle[0] if all(flag in other for other in idle)):
@@ -212,8 +214,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             objective.penalties.check(inner)
             objective.control.check(Inputs(objective.parts))
             self.log_spectrum.check(Inputs(objective.parts))
-            if getattr(decoder_of(inner), "adaptive_softmax", None) is not None:
-                raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")
             objective.likelihood.check()
 
     def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:

@@ -303,12 +303,14 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
     """The form for a model of N words, in training and in evaluation.
 
     Raises:
-        UnsupportedError: the z-loss of scores that may not be those of a softmax.
+        UnsupportedError: the z-loss or the margin of scores that may not be those of a softmax.
     """
     asked = options.loss_form
     obstacle = obstacle_to_blocks(model, num_words)
     if options.z_loss and obstacle is not None:
         raise refusals.Z_LOSS.error(obstacle)
+    if options.adversarial_epsilon and obstacle is not None and asked == "auto":
+        raise refusals.ADVERSARIAL.error(obstacle)
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
     if obstacle is not None:
@@ -434,6 +436,8 @@ def options_of(cfg: Any) -> Any:
     used = [entry.flag for entry in EXCLUSIVE if getattr(options, entry.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
+    if options.adversarial_epsilon and options.loss_form == "dense":
+        raise refusals.DENSE_ADVERSARIAL.error("--loss-form dense")
     return options
 
 
@@ -452,12 +456,8 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
     What no flag asks for is not imported.
     """
     if options.adversarial_epsilon:
-        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial, AdversarialBlocks
+        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial
 
-        if form.blockwise:
-            return AdversarialBlocks(
-                criterion, parts, options.adversarial_epsilon, form.dense_up_to
-            )
         return Adversarial(criterion, parts, options.adversarial_epsilon)
     if options.rdrop_weight:
         from spectral_fairseq.plugin.likelihood_consistency import Consistency

@@ -104,7 +104,7 @@ def test_other_layers_are_quantised_as_ever(tmp_path, table, flags):
     ({"loss_form": "blockwise"}, "--loss-form blockwise"),
     ({"rdrop_weight": 1.0}, "--rdrop-weight"),
     ({"rdrop_weight": 1.0, "loss_form": "dense"}, ""),
-    ({"adversarial_epsilon": 0.1}, ""),
+    ({"adversarial_epsilon": 0.1, "loss_form": "blockwise"}, "--adversarial-epsilon"),
     ({}, ""),
 ])  # fmt: skip
 @pytest.mark.parametrize("is_quantised", [True, False])
@@ -161,7 +161,7 @@ def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, cap
 @pytest.mark.parametrize("flags", [
     {},
     {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
-    {"adversarial_epsilon": 0.1, "loss_form": "blockwise"},
+    {"adversarial_epsilon": 0.1},
 ])  # fmt: skip
 def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
     """Logs, validation and analysis, and checks at the start of a resumed run."""

@@ -159,22 +159,6 @@ def test_logs_and_validation_are_pure_and_dummy_batches_are_finite(task, epsilon
         assert torch.isfinite(gradient).all()
 
 
-def layer_states(model, sample):
-    """The outputs of the decoder's layers, asked for layer by layer."""
-    seen, layers = [], getattr(model.decoder, "network", model.decoder).layers
-    hooks = [
-        layer.register_forward_hook(
-            lambda *args: seen.append(args[2][0] if isinstance(args[2], tuple) else args[2])
-        )
-        for layer in layers
-    ]
-    model(**sample["net_input"])
-    for hook in hooks:
-        hook.remove()
-    is_xl = hasattr(model.decoder, "network")
-    return [one.detach() if is_xl else one.detach().transpose(0, 1) for one in seen]
-
-
 def test_targets_by_count_differ_between_words(task):
     flags = SimpleNamespace(weight_norm_target=2.0, weight_norm_target_by_count=True)
     options = WEIGHT_NORM.for_words(flags, Words(task.target_dictionary, task))

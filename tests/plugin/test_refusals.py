@@ -149,15 +149,14 @@ CONFLICTS = [
       for flag in ("adversarial_epsilon", "rdrop_weight")),
     (refusals.ADVERSARIAL, "capped", {"adversarial_epsilon": 0.1}, "--logit-softcap"),
     (refusals.ADVERSARIAL, "xl adaptive", {"adversarial_epsilon": 0.1}, "no single logit"),
-    (refusals.DENSE_MIXTURE, "mos", {"adversarial_epsilon": 0.1, "loss_form": "dense"},
-     "--loss-form dense"),
+    *((refusals.DENSE_ADVERSARIAL, name, {"adversarial_epsilon": 0.1, "loss_form": "dense"},
+       "--loss-form dense") for name in ("mos", "svd")),
     (refusals.CONSISTENCY, "awd-lstm", {"rdrop_weight": 1.0}, "streams would be read twice"),
     (refusals.Z_LOSS, "mos", {"z_loss": 1e-4}, "MixtureOfSoftmaxes"),
     (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "loss_form": "dense"}, "MixtureOfContexts"),
     (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "report_accuracy": True}, "MixtureOfContexts"),
     (refusals.NO_OUTPUT_LAYER, "fconv", {"loss_form": "blockwise"}, "FConvDecoder, which has none"),
-    (refusals.NO_OUTPUT_LAYER, "fconv", {"adversarial_epsilon": 0.1},
-     "FConvDecoder, which has none"),
+    (refusals.ADVERSARIAL, "fconv", {"adversarial_epsilon": 0.1}, "calls no output_layer"),
     *((refusals.ADAPTIVE_SOFTMAX, "adaptive softmax", flags, "fairseq's adaptive softmax")
       for flags in ({}, {"adversarial_epsilon": 0.1}, {"rdrop_weight": 1.0})),
 ]  # fmt: skip
@@ -188,12 +187,13 @@ def test_every_refusal_is_tested():
     assert names.union(*ELSEWHERE.values()) == everything
 
 
-def test_scores_of_an_unknown_output_layer(task):
+@pytest.mark.parametrize("flags", [{"z_loss": 1e-4}, {"adversarial_epsilon": 0.1}])
+def test_scores_of_an_unknown_output_layer(task, flags):
     model = any_model(task, "transformer shared")
     model.get_normalized_probs = lambda *_, **__: None
     model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
-    with pytest.raises(ConfigurationError, match="--z-loss"):
-        build_criterion(task, **OFF, z_loss=1e-4).check_model(model)
+    with pytest.raises(ConfigurationError, match=f"{flag_of(flags)}; found .* is no plain one"):
+        build_criterion(task, **OFF, **flags).check_model(model)
 
 
 @pytest.mark.parametrize("flags, match", [
@@ -365,10 +365,9 @@ def test_penalty_on_frozen_factors(task, flags, frozen):
     ("weight-norm", {"spectrum_decay": 0.1}, "computed from other parameters"),
     ("plain", {"svd_interval": 10}, "an SVD table for --svd-interval"),
     ("plain", {"orthogonality_weights": "0.1,0,0,0"}, "--embedding-type svd"),
-    *(("adaptive softmax", flags, "--adaptive-softmax-cutoff") for flags in (
-        {"cosreg_weight": 1.0}, {"cosreg_weight": 1.0, "penalty_interval": "3"})),
-    ("adaptive softmax", {"log_spectrum_interval": 10},
-     "a single output table for --log-spectrum-inter"),
+    *(("adaptive softmax", flags, "found fairseq's adaptive softmax") for flags in (
+        {"cosreg_weight": 1.0}, {"cosreg_weight": 1.0, "penalty_interval": "3"},
+        {"log_spectrum_interval": 10})),
 ])  # fmt: skip
 def test_a_table_of_another_kind(task, model, flags, match):
     criterion = build_criterion(task, **OFF, **flags)
