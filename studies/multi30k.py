@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -208,6 +209,18 @@ def plan_of(recorded: Sequence[Dict[str, Any]], kind: str) -> Plan:
         return Plan(by_kind[kind])
     tuned = {name: one for name, one in by_kind["cpu"].items() if one["seed"] == TUNING_SEED}
     return Plan({**by_kind["cuda"], **tuned})
+
+
+def p_values() -> List[float]:
+    """P of every comparison that has all its seeds, on either kind of machine."""
+    recorded = records()
+    found = [
+        plan_of(recorded, kind).comparisons(pairs)
+        for kind in ("cpu", "cuda")
+        for pairs in (multi30k_plan.PRIMARY, multi30k_plan.SECONDARY)
+    ]
+    ps = [one.test.p for differences in found for one in differences.values()]
+    return [p for p in ps if not math.isnan(p)]
 
 
 def check_machine(run: Multi30kRun, recorded: Sequence[Dict[str, Any]]) -> None:

@@ -44,6 +44,8 @@ class Comparison(NamedTuple):
         adjusted_p: its p by Holm's method, over all comparisons that the study has planned; NaN
             as long as a seed is missing, which counts like a comparison that has not been made.
         segments: what resampling the test set says; None for language models.
+        machines: the processors that the trainings name. Two kinds are not compared, because
+            rounding alone makes another training on another processor.
     """
 
     method: str
@@ -52,6 +54,12 @@ class Comparison(NamedTuple):
     test: PairedT
     adjusted_p: float
     segments: Optional[Segments]
+    machines: Sequence[str] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the trainings ran on two kinds of machines."""
+        return len(self.machines) > 1
 
     @property
     def is_significant(self) -> bool:
@@ -60,6 +68,8 @@ class Comparison(NamedTuple):
 
     def verdict(self, study: Study) -> str:
         """What the protocol lets one say: a gain or a loss needs every interval and the p."""
+        if self.is_refused:
+            return f"refused: {' against '.join(self.machines)}"
         if self.seeds < len(study.seeds):
             return f"no claim with {self.seeds} of {len(study.seeds)} seeds"
         intervals = [(self.test.low, self.test.high)]
@@ -110,10 +120,11 @@ def compare(
     found = []
     for (method, baseline), (test, p) in tested.items():
         seeds = sorted(set(results[baseline]) & set(results[method]))
+        machines = tables.machines(results, method, baseline)
         segments = None
-        if seeds and method in translations:
+        if seeds and method in translations and len(machines) < 2:
             segments = _segments(method, baseline, seeds, translations, reference, counts)
-        found.append(Comparison(method, baseline, len(seeds), test, p, segments))
+        found.append(Comparison(method, baseline, len(seeds), test, p, segments, machines))
     return found
 
 

@@ -1,16 +1,25 @@
-"""The picture of README: what a translation model gains over plain fairseq with a tuned decay."""
+"""The picture of what translation models gain and lose over plain fairseq, beside weight decay.
+
+python -m studies.evidence.gains
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import matplotlib
 from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
+from spectral_fairseq.errors import DataError
 from studies.evidence.grid import STUDIES
+from studies.evidence.overview import Found
 from studies.evidence.records import records_of
+from studies.evidence.report import compared
 from studies.significance import PairedT, paired_t
+from studies.tables import flat, machine
 
 matplotlib.use("Agg")
 
@@ -18,69 +27,148 @@ RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "gains.png"
 DECAY, LONG = "translation_decay_small", "translation_start_long"
 METHODS, MEDIUM = "translation_methods_small", "translation_medium"
-MUON = "translation_muon_small"
+SMALL, MUON = "translation_small", "translation_muon_small"
+DARK, LIGHT = "#0072B2", "#9CC7E2"
+_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the axis
 
 
 class Gain(NamedTuple):
-    """A row: the method of one study, and the study whose plain trainings it is compared with."""
+    """A row: the method of one study, and what it is compared with.
+
+    Attributes:
+        text: of the row.
+        study: of the method.
+        method: its key.
+        plain: the study with the trainings of plain, where it is not the method's own; the
+            comparison was not planned then.
+    """
 
     text: str
     study: str
     method: str
-    plain: str
+    plain: Optional[str] = None
+
+
+_START = "weight-norm initialisation"
+GROUPS: Tuple[Tuple[str, Tuple[Gain, ...]], ...] = (
+    (
+        "over plain with a tuned weight decay",
+        (
+            Gain("Muon + initialisation, ≤ 1.6 × the time", MUON, "muon_init"),
+            Gain(f"{_START}, 20,000 updates", LONG, "weight_norm_init"),
+            Gain("Muon alone, ≤ 1.6 × the time", MUON, "muon"),
+            Gain(_START, DECAY, "weight_norm_init"),
+            Gain("weight-norm regularisation, no decay", METHODS, "weight_norm", DECAY),
+            Gain(f"{_START}, 31,000 pairs", MEDIUM, "weight_norm_init"),
+            Gain("spectrum control", DECAY, "renewed"),
+            Gain("weight-norm regularisation with decay", DECAY, "weight_norm"),
+        ),
+    ),
+    (
+        "over plain without weight decay",
+        (
+            Gain("R-Drop, twice the time", METHODS, "rdrop"),
+            Gain("adversarial softmax", METHODS, "adversarial"),
+            Gain("cosine regularisation", METHODS, "cosine"),
+            Gain("spectrum control, decoupled", SMALL, "decoupled"),
+            Gain("mixture of softmaxes", METHODS, "mixture"),
+            Gain("SimCut, twice the time", SMALL, "simcut"),
+        ),
+    ),
+)
+
+
+class Row(NamedTuple):
+    """What is drawn of a row, and whether p stays below 0.05 among all comparisons."""
+
+    text: str
+    test: PairedT
     claimed: bool
 
 
-_START = "weight-norm initialisation\n"
-_SHORT = "10,000 pairs, 5,000 updates"
-GAINS = (
-    Gain(f"Muon with the initialisation\n{_SHORT}", MUON, "muon_init", DECAY, True),
-    Gain(f"{_START}10,000 pairs, 20,000 updates", LONG, "weight_norm_init", LONG, True),
-    Gain(f"{_START}{_SHORT}", DECAY, "weight_norm_init", DECAY, True),
-    Gain(f"weight-norm regularisation, no decay\n{_SHORT}", METHODS, "weight_norm", DECAY, False),
-    Gain(f"{_START}31,000 pairs, 5,000 updates", MEDIUM, "weight_norm_init", MEDIUM, False),
-    Gain(f"spectrum control\n{_SHORT}", DECAY, "renewed", DECAY, False),
-)
-"""Claimed is what remains when all comparisons are adjusted together (overview.py)."""
+def rows_of(gains: Tuple[Gain, ...], found: List[Found]) -> List[Row]:
+    """The rows of a group, the largest gain first."""
+    planned = {
+        (one.name, one.comparison.method): one
+        for one in found
+        if one.comparison.baseline == "plain"
+    }
+    rows = []
+    for gain in gains:
+        if gain.plain is None:
+            one = planned[gain.study, gain.method]
+            rows.append(Row(gain.text, one.comparison.test, one.joint_p < 0.05))
+        else:
+            rows.append(Row(gain.text, difference(gain), False))
+    return sorted(rows, key=lambda row: -row.test.mean)
 
 
 def difference(gain: Gain, results: Path = RESULTS, measure: str = "bleu") -> PairedT:
-    """The differences from plain, seed by seed."""
-    of, plain = (
-        _by_seed(study, method, measure, results)
-        for study, method in ((gain.study, gain.method), (gain.plain, "plain"))
-    )
+    """The differences from plain, seed by seed.
+
+    Raises:
+        DataError: the trainings name two kinds of machines.
+    """
+    of = _by_seed(gain.study, gain.method, results)
+    plain = _by_seed(gain.plain or gain.study, "plain", results)
+    named = {machine(flat(one)) for one in (*of.values(), *plain.values())} - {None}
+    if len(named) > 1:
+        raise DataError(
+            f"trainings of {gain.text} and of plain on one kind of machine",
+            " and ".join(sorted(map(str, named))),
+            "Rounding alone makes another training: compare trainings of one kind.",
+        )
     seeds = sorted(set(of) & set(plain))
-    return paired_t([of[seed] - plain[seed] for seed in seeds])
+    return paired_t([of[seed][measure] - plain[seed][measure] for seed in seeds])
 
 
-def _by_seed(study: str, method: str, measure: str, results: Path) -> Dict[int, float]:
+def _by_seed(study: str, method: str, results: Path) -> Dict[int, Mapping[str, Any]]:
     records: Mapping[str, Mapping[str, Any]] = records_of(results, study, STUDIES[study])
     return {
-        one["seed"]: one[measure]
+        one["seed"]: one
         for one in records.values()
-        if one["method"] == method and one["stage"] == "seed" and measure in one
+        if one["method"] == method and one["stage"] == "seed"
     }
 
 
 def draw(picture: Path = PICTURE) -> None:
-    """Draw a bar with its 95 % interval for each row."""
-    figure, axes = pyplot.subplots(figsize=(7.2, 3.0), layout="constrained")
-    for row, gain in enumerate(GAINS):
-        found = difference(gain)
-        color = "#0072B2" if gain.claimed else "#9CC7E2"
-        reach = [[found.mean - found.low], [found.high - found.mean]]
-        axes.barh(-row, found.mean, color=color, height=0.62)
-        axes.errorbar(found.mean, -row, xerr=reach, color="black", capsize=3, linewidth=1.2)
-        axes.text(found.high + 0.08, -row, f"+{found.mean:.1f}", va="center", fontsize=10)
-    axes.set_yticks([-row for row in range(len(GAINS))], [gain.text for gain in GAINS], fontsize=9)
+    """Draw a bar with its 95 % interval for each row, below its text: legible on a phone."""
+    found = compared(RESULTS)
+    groups = [(heading, rows_of(gains, found)) for heading, gains in GROUPS]
+    lines = sum(len(rows) + 0.8 for _, rows in groups)
+    figure, axes = pyplot.subplots(figsize=(3.9, 0.35 * lines + 1.2), layout="constrained")
+    at = 0.0
+    for heading, rows in groups:
+        axes.text(-2.4, -at, heading, fontsize=9.5, fontweight="bold", va="center", bbox=_WHITE)
+        at += 0.8
+        for row in rows:
+            _draw_row(axes, row, -at)
+            at += 1
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("BLEU above plain fairseq with a tuned weight decay")
-    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(-2.5, 6.4)
+    axes.set_ylim(-at + 0.2, 0.6)
+    axes.set_yticks([])
+    axes.set_xlabel("BLEU above plain fairseq, with 95 % intervals", fontsize=9)
+    axes.tick_params(axis="x", labelsize=9)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    figure.savefig(picture, dpi=150)
+    planned = found[0].planned
+    handles = [Patch(color=DARK), Patch(color=LIGHT)]
+    labels = [f"holds among all\n{planned} comparisons", "does not: open"]
+    axes.legend(handles, labels, fontsize=9, loc="lower right", bbox_to_anchor=(1, 0.1))
+    figure.savefig(picture, dpi=200)
     pyplot.close(figure)
+
+
+def _draw_row(axes: Axes, row: Row, at: float) -> None:
+    test = row.test
+    axes.text(-2.4, at + 0.12, row.text, fontsize=9, va="bottom", bbox=_WHITE)
+    bar = at - 0.12
+    axes.barh(bar, test.mean, color=DARK if row.claimed else LIGHT, height=0.34)
+    reach = [[test.mean - test.low], [test.high - test.mean]]
+    axes.errorbar(test.mean, bar, xerr=reach, color="black", capsize=2.5, linewidth=1.1)
+    end = max(test.high, 0) + 0.1
+    axes.text(end, bar, f"{test.mean:+.2f}".replace("-", "−"), va="center", fontsize=8.5)
 
 
 if __name__ == "__main__":

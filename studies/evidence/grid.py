@@ -65,6 +65,8 @@ class Study:
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe.
+        finals_of: another one with the same final trainings on the processor of this study, which
+            are taken instead.
         shared: the methods whose trainings are those of that study.
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
         length_penalties: for translation, those among which each training has its own, chosen by
@@ -87,6 +89,7 @@ class Study:
     pairs: int = 10_000
     words: int = 450_000
     plain_of: str = ""
+    finals_of: str = ""
     shared: Tuple[str, ...] = ("plain",)
     tuned: bool = True
     length_penalties: Tuple[float, ...] = (1.0,)
@@ -479,6 +482,7 @@ TRANSLATION_RATE_SMALL = replace(
             on_table=True,
         ),
     },
+    finals_of="translation_bfloat16_small",
 )
 
 # Muon for the hidden matrices, alone and on top of the table that gained; own rate and decay.
@@ -504,6 +508,7 @@ TRANSLATION_MUON_SMALL = replace(
     model="translation, d = 64, Muon",
     methods={**_MUON_METHODS, "weight_norm_init": _INIT},
     seeds=_SEEDS[:3],
+    finals_of="translation_bfloat16_small",
     shared=("plain", "weight_norm_init"),
     contrasts=(("muon_init", "muon"), ("muon_init", "weight_norm_init")),
 )

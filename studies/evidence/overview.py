@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, NamedTuple
+from typing import List, Mapping, NamedTuple, Sequence
 
 from studies import tables
 from studies.evidence.comparison import MAIN_MEASURE, Comparison, compare, planned_comparisons
@@ -38,24 +38,27 @@ class Found(NamedTuple):
         return label(self.study, one.method) + against
 
 
-def all_comparisons(studies: Mapping[str, Study], records: Mapping[str, Records]) -> List[Found]:
+def all_comparisons(
+    studies: Mapping[str, Study], records: Mapping[str, Records], others: Sequence[float] = ()
+) -> List[Found]:
     """Every finished comparison, with plain or with another baseline; by study.
 
     Args:
         studies: by their names.
         records: those of each study.
+        others: p of the comparisons outside of these studies, for which p is adjusted as well.
     """
     started = {name: of for name, of in studies.items() if own_records(of, records[name])}
-    planned = sum(map(planned_comparisons, started.values()))
+    planned = sum(map(planned_comparisons, started.values())) + len(others)
     found = []
     for name, study in started.items():
         results = final_results(reached_stages(study, records[name]), records[name])
         for one in compare(study, results, {}, []):
-            if one.seeds == len(study.seeds):
+            if one.seeds == len(study.seeds) and not one.is_refused:
                 found.append((name, study, one))
     # One that has not been made could have any p.
-    missing = [1.0] * (planned - len(found))
-    joint = holm([*(one.test.p for _, _, one in found), *missing])
+    missing = [1.0] * (planned - len(found) - len(others))
+    joint = holm([*(one.test.p for _, _, one in found), *others, *missing])
     return [Found(*one, p, planned) for one, p in zip(found, joint)]
 
 

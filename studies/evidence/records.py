@@ -25,21 +25,22 @@ class Records(Mapping[str, Record]):
 
     Args:
         folder: of the study.
-        plain_of: the folder of another study, whose records are read as well.
+        shared: the folders of other studies, whose records are read as well; of trainings that
+            several have, the last one's is taken.
         methods: those of which they are read.
     """
 
     def __init__(
-        self, folder: Path, plain_of: Optional[Path] = None, methods: Sequence[str] = ("plain",)
+        self, folder: Path, shared: Sequence[Path] = (), methods: Sequence[str] = ("plain",)
     ) -> None:
         self.folder = folder
-        self.plain_of = plain_of
+        self.shared = shared
         self._texts: Optional[Dict[Tuple[str, str], List[str]]] = None
-        shared = _read_records(plain_of)[1] if plain_of else {}
-        self._records: Dict[str, Record] = {
-            **{name: one for name, one in shared.items() if one["method"] in methods},
-            **_read_records(folder)[1],
-        }
+        self._records: Dict[str, Record] = {}
+        for other in shared:
+            of = _read_records(other)[1]
+            self._records.update({n: one for n, one in of.items() if one["method"] in methods})
+        self._records.update(_read_records(folder)[1])
 
     def __getitem__(self, name: str) -> Record:
         return self._records[name]
@@ -57,8 +58,8 @@ class Records(Mapping[str, Record]):
             ConfigurationError: the records belong to a study with other settings.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.folder, self.plain_of):
-            if folder is None or not folder.exists():
+        for folder in (self.folder, *self.shared):
+            if not folder.exists():
                 continue
             before, records = _read_records(folder)
             if before is None:
@@ -96,8 +97,9 @@ class Records(Mapping[str, Record]):
     def text(self, name: str) -> List[str]:
         """The lines that were kept under a name."""
         if self._texts is None:
-            shared = _read_texts(self.plain_of) if self.plain_of else {}
-            self._texts = {**shared, **_read_texts(self.folder)}
+            self._texts = {}
+            for folder in (*self.shared, self.folder):
+                self._texts.update(_read_texts(folder))
         return self._texts[name, "en"]
 
 
@@ -131,6 +133,6 @@ def _read_texts(folder: Path) -> Dict[Tuple[str, str], List[str]]:
 
 
 def records_of(results: Path, name: str, study: Study) -> Records:
-    """The records of a study, and those of another one that it shares."""
-    other = results / study.plain_of if study.plain_of else None
-    return Records(results / name, other, study.shared)
+    """The records of a study, and those of others that it shares."""
+    others = [results / one for one in (study.plain_of, study.finals_of) if one]
+    return Records(results / name, others, study.shared)

@@ -10,10 +10,10 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from studies import tables
+from studies import multi30k, tables
 from studies.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
 from studies.evidence.grid import STUDIES, Method, Recipe, Setting, Study
-from studies.evidence.overview import all_comparisons, together_table
+from studies.evidence.overview import Found, all_comparisons, together_table
 from studies.evidence.plan import Cell
 from studies.evidence.records import Records, records_of
 from studies.evidence.results import (
@@ -60,7 +60,7 @@ def write_pages(results: Path, pages: Sequence[Path] = PAGES, images: Path = IMA
 
     found = all_records(results)
     drawn = [name for name in found if figures.draw_curves(name, found[name], images)]
-    figures.draw_overview(all_comparisons(STUDIES, found), images)
+    figures.draw_overview(compared(results), images)
     for page in pages:
         text = page.read_text("utf-8")
         write_text(page, with_generated(text, lambda name: part(name, results)))
@@ -72,6 +72,11 @@ def all_records(results: Path) -> Dict[str, Records]:
     return {name: records_of(results, name, study) for name, study in STUDIES.items()}
 
 
+def compared(results: Path) -> List[Found]:
+    """The comparisons of all studies; p is adjusted for those on Multi30k as well."""
+    return all_comparisons(STUDIES, all_records(results), multi30k.p_values())
+
+
 def part(name: str, results: Path) -> str:
     """A generated part of a page, such as the plan or the results of a study."""
     if name == "plan":
@@ -79,7 +84,7 @@ def part(name: str, results: Path) -> str:
     if name == "grid":
         return grid_table()
     if name == "together":
-        return together_table(all_comparisons(STUDIES, all_records(results)))
+        return together_table(compared(results))
     return section(name, STUDIES[name], records_of(results, name, STUDIES[name]))
 
 
@@ -236,13 +241,15 @@ def comparison_table(
         test, segments = one.test, one.segments
         has_test = not math.isnan(test.p)
         names = [label(study, method) for method in (one.method, one.baseline)]
-        row = [*names, str(one.seeds), f"{test.mean:+.2f}"]
+        row = [*names, str(one.seeds), f"{test.mean:+.2f}" if has_test else ""]
         row += [f"{test.low:+.2f} to {test.high:+.2f}" if has_test else ""]
         row += [tables.p_text(one.adjusted_p)]
         if segments is not None:
             found = segments.interval
             row += [f"{found.low:+.2f} to {found.high:+.2f}" if found else ""]
             row += [str(segments.better), str(segments.worse)]
+        elif translated:
+            row += [""] * 3
         rows.append([*row, one.verdict(study)])
     if not rows:
         return ""

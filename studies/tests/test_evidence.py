@@ -13,6 +13,7 @@ from studies.evidence import (
     comparison,
     corpora,
     figures,
+    gains,
     grid,
     overview,
     plan,
@@ -113,7 +114,7 @@ def test_settings_open_the_records_and_are_compared(tmp_path):
     assert json.loads(first) == {"settings": {"flags": "--lr 1", "pairs": 5}}
     assert json.loads(second) == dict(Records(tmp_path / "own"))[cell.name]
     Records(tmp_path / "own").keep_settings({"flags": "--lr 1", "pairs": 5})
-    sharing = Records(tmp_path / "other", plain_of=tmp_path / "own")
+    sharing = Records(tmp_path / "other", shared=[tmp_path / "own"])
     for one in (Records(tmp_path / "own"), sharing):
         with pytest.raises(ConfigurationError, match="pairs 5 -> 6.*another --results"):
             one.keep_settings({"flags": "--lr 1", "pairs": 6})
@@ -307,6 +308,49 @@ def test_a_combination_is_compared_with_its_part_too():
     assert found[-1].test.mean == pytest.approx(2.0)
     smallest = min(found, key=lambda one: one.test.p)
     assert smallest.adjusted_p == pytest.approx(6 * smallest.test.p)
+
+
+def test_two_kinds_of_processors_are_not_compared():
+    """Plain on one processor stood beside Muon on another."""
+    study = dataclasses.replace(STUDIES["translation_muon_small"], seeds=(1, 2, 3))
+    results = {
+        method: {seed: {"bleu": bleu + seed**2, "versions.processor": name} for seed in study.seeds}
+        for method, bleu, name in (
+            ("plain", 20.0, "A"),
+            ("muon", 22.0, "B"),
+            ("muon_init", 25, "B"),
+        )
+    }
+    found = {(one.method, one.baseline): one for one in compared_of(study, results)}
+    refused = found["muon", "plain"]
+    assert refused.is_refused and math.isnan(refused.test.mean)
+    assert refused.verdict(study) == "refused: A against B"
+    assert found["muon_init", "muon"].test.mean == pytest.approx(3.0)
+    for one in results["plain"].values():  # older records name none
+        del one["versions.processor"]
+    assert not any(one.is_refused for one in compared_of(study, results))
+
+
+def compared_of(study, results):
+    return comparison.compare(study, results, {}, [])
+
+
+def test_the_picture_of_gains_refuses_two_processors_and_derives_what_is_dark():
+    mixed = gains.Gain("Muon", gains.MUON, "muon_init", gains.DECAY)
+    with pytest.raises(DataError, match="AMD EPYC and Intel Xeon with AMX"):
+        gains.difference(mixed)
+    found = report.compared(RESULTS)
+    rows = {row.text: row for _, group in gains.GROUPS for row in gains.rows_of(group, found)}
+    dark = {text for text, row in rows.items() if row.claimed}
+    joint = {(one.name, one.comparison.method): one.joint_p for one in found}
+    assert (rows["SimCut, twice the time"].claimed) == (joint[gains.SMALL, "simcut"] < 0.05)
+    assert "weight-norm regularisation, no decay" not in dark  # not planned
+    more = overview.all_comparisons(STUDIES, report.all_records(RESULTS), [1.0] * 20)
+    again = {row.text for _, group in gains.GROUPS for row in gains.rows_of(group, more)}
+    fewer = {
+        row.text for _, group in gains.GROUPS for row in gains.rows_of(group, more) if row.claimed
+    }
+    assert again == set(rows) and fewer < dark
 
 
 def test_contrasts_are_compared_once_both_methods_have_results():
