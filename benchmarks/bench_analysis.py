@@ -35,9 +35,9 @@ from benchmarks.harness import (
 )
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.results import analyse_model
-from spectral_fairseq.functional.predictions import ExpectedPairwiseKL
-from spectral_fairseq.functional.ranks import empirical_rank
-from spectral_fairseq.functional.spectra import BlockwiseSpectrum
+from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.empirical_rank import empirical_rank
+from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 
 MODULE = "benchmarks.bench_analysis"
 BUDGET = {"seconds": 60.0, "mib": 4096.0}

@@ -14,18 +14,20 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DIVERGED, DataError
 from spectral_fairseq.functional.cosines import (
-    NARROW_ROW_NORM,
-    centred_log_partition,
     cosine_histogram,
-    covariance_from_gram,
-    isotropy_i1,
-    isotropy_i2,
-    log_partition,
     mean_cosine,
     mean_cosines,
     positive_share,
 )
-from spectral_fairseq.functional.ranks import random_spectrum, upper_edge
+from spectral_fairseq.functional.isoscore import covariance_from_gram
+from spectral_fairseq.functional.isotropy import (
+    NARROW_ROW_NORM,
+    centred_log_partition,
+    isotropy_i1,
+    isotropy_i2,
+    log_partition,
+)
+from spectral_fairseq.functional.random_spectrum import random_spectrum, upper_edge
 from spectral_fairseq.functional.row_blocks import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.row_norms import row_lengths, rows_from
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
@@ -216,7 +218,7 @@ class TableFacts:
         as many as the papers sample, along the directions of the whole table.
         """
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
-        # See functional/cosines.py, Note [Z in float32]. All words of a float32
+        # See functional/isotropy.py, Note [Z in float32]. All words of a float32
         # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
         short = float(self.norms.max()) <= NARROW_ROW_NORM
         narrowest = torch.float32 if short and self.weight.element_size() <= 4 else torch.float64

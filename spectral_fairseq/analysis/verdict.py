@@ -2,7 +2,7 @@
 
 Note [Bounds of the verdict]
 ----------------------------
-Every bound compares the table with a random one of the same shape (``ranks.py``) or
+Every bound compares the table with a random one of the same shape (``random_spectrum.py``) or
 says a fact about the table itself; none is taken from other models.
 
 * The words *share a direction* if the mean row holds a larger part of the squared length of the

@@ -20,13 +20,14 @@ import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a
 from spectral_fairseq.commands.models import load_model_and_task
 from spectral_fairseq.errors import ConfigurationError, DataError, check_range
 from spectral_fairseq.files import check_directory
-from spectral_fairseq.functional.cosines import SequenceCosine
-from spectral_fairseq.functional.predictions import (
-    ExpectedPairwiseKL,
-    StateStatistics,
+from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.empirical_rank import (
+    cumulative_share,
+    empirical_rank,
+    roundoff_threshold,
 )
-from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
-from spectral_fairseq.functional.spectra import BlockwiseSpectrum
+from spectral_fairseq.functional.hidden_states import SequenceCosine, StateStatistics
+from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import StreamReader
 from spectral_fairseq.plugin.find import decoder_of
@@ -83,7 +84,7 @@ class Predictions:
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
-    """Memory that the spectrum of a tokens x words matrix takes: see ranks.py."""
+    """Memory that the spectrum of a tokens x words matrix takes: see blockwise_spectrum.py."""
     if tokens >= words:
         return 3 * 8 * words**2  # Gram matrix, the solver's copy and its workspace
     return 4 * tokens * words + 3 * 8 * tokens**2

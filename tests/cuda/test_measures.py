@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.functional.cosines import log_partition
+from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.empirical_rank import cumulative_share
+from spectral_fairseq.functional.hidden_states import StateStatistics
+from spectral_fairseq.functional.isotropy import log_partition
+from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from spectral_fairseq.functional.precision import full_float32
-from spectral_fairseq.functional.predictions import (
-    ExpectedPairwiseKL,
-    StateStatistics,
-)
-from spectral_fairseq.functional.ranks import cumulative_share
-from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram
+from spectral_fairseq.functional.spectra import gram
 from spectral_fairseq.plugin.control_trainer import renew_factors
 from tests.functional.test_spectra import right_singular_system
 

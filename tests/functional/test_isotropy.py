@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.cosines import (
+from spectral_fairseq.functional.isoscore import covariance_from_gram, isoscore
+from spectral_fairseq.functional.isotropy import (
     centred_log_partition,
-    covariance_from_gram,
-    isoscore,
     isotropy_i1,
     isotropy_i2,
     log_partition,

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.predictions import (
-    ExpectedPairwiseKL,
-    StateStatistics,
-)
+from spectral_fairseq.functional.hidden_states import StateStatistics
+from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from tests.reference import measures as naive
 
 

@@ -7,17 +7,21 @@ import torch
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.ranks import (
+from spectral_fairseq.functional.empirical_rank import (
     cumulative_share,
-    effective_rank,
     empirical_rank,
+    roundoff_threshold,
+)
+from spectral_fairseq.functional.random_spectrum import (
     random_mean_share,
     random_spectrum,
-    roundoff_threshold,
+    upper_edge,
+)
+from spectral_fairseq.functional.ranks import (
+    effective_rank,
     share_of_first,
     spectrum_measures,
     stable_rank,
-    upper_edge,
 )
 from spectral_fairseq.functional.spectra import singular_values_of_gram
 from tests.functional.test_spectra import spectrum_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.cosines import SequenceCosine
+from spectral_fairseq.functional.hidden_states import SequenceCosine
 from tests.reference import measures as naive
 
 # Of gpt2() below: what embedding-condensation 2.0 gives with transformers 4.47.1 for the embeddings

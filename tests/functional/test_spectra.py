@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.spectra import (
-    BlockwiseSpectrum,
     accumulate_gram,
     gram,
     mirror_gram,

@@ -6,7 +6,7 @@ from torch import nn
 
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.ranks import empirical_rank
+from spectral_fairseq.functional.empirical_rank import empirical_rank
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.mixture import mix_scores
 from tests.functional.losses import leaves_and_targets
