@@ -23,7 +23,7 @@ from spectral_fairseq.commands.export_plain import (
     random_batch,
     task_like,
 )
-from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import DataError, NoEquivalentError, listed
 from spectral_fairseq.files import read_text
 from spectral_fairseq.provenance import distribution_version, import_transformers

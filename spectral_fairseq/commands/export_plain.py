@@ -32,7 +32,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.averages import collapse_tables
 from spectral_fairseq.checkpoints.settings import by_name, checkpoint_settings
 from spectral_fairseq.commands.shared import naming_full_disk
-from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
+from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import (
     CheckpointError,
     NoEquivalentError,

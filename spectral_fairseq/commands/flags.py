@@ -54,10 +54,10 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
     )
 
     from spectral_fairseq.plugin.awd_lstm import AWDLSTMConfig
-    from spectral_fairseq.plugin.cpu import CommandOptions
     from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
     from spectral_fairseq.plugin.muon import MuonConfig
     from spectral_fairseq.plugin.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
+    from spectral_fairseq.plugin.products import CommandOptions
     from spectral_fairseq.plugin.registry import SpectralOptions
     from spectral_fairseq.plugin.task import StatefulLanguageModelingConfig
     from spectral_fairseq.plugin.transformer_xl import TransformerXLConfig

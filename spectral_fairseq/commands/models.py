@@ -19,7 +19,7 @@ from torch import Tensor
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import checkpoint_settings, each_setting
-from spectral_fairseq.compat.data import check_indexed_files
+from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,

@@ -12,42 +12,54 @@ from __future__ import annotations
 
 from typing import List
 
-from spectral_fairseq.compat import checkpoints, data, machines, resuming
+from spectral_fairseq.compat.atomic_copy import ATOMIC_COPY
+from spectral_fairseq.compat.batch_composition import BATCH_COMPOSITION
+from spectral_fairseq.compat.bfloat16 import BF16_EVALUATION, BF16_WITHOUT_TPU
+from spectral_fairseq.compat.cpu_workers import CPU_WORKERS
+from spectral_fairseq.compat.damaged_checkpoint import DAMAGED_CHECKPOINT
+from spectral_fairseq.compat.damaged_data import DAMAGED_DATA
+from spectral_fairseq.compat.data_in_parts import SEVERAL_PARTS
+from spectral_fairseq.compat.data_position import DATA_POSITION
+from spectral_fairseq.compat.dead_encoder_keys import DEAD_ENCODER_KEYS
+from spectral_fairseq.compat.embedding_file import EMBEDDING_FILE
+from spectral_fairseq.compat.encoder_fast_path import ENCODER_FAST_PATH
+from spectral_fairseq.compat.float32_weights import FLOAT32_WEIGHTS
+from spectral_fairseq.compat.literal_settings import LITERAL_SETTINGS
+from spectral_fairseq.compat.mbart import MBART_TASK
+from spectral_fairseq.compat.nothing_left import NOTHING_LEFT
+from spectral_fairseq.compat.numpy_names import NUMPY_NAMES
 from spectral_fairseq.compat.patching import Applied, Status, apply_all, why_not_importable
+from spectral_fairseq.compat.patience import PATIENCE
+from spectral_fairseq.compat.prefetch_thread import PREFETCH_THREAD
+from spectral_fairseq.compat.safe_loading import SAFE_LOADING
+from spectral_fairseq.compat.several_trainings import SEVERAL_TRAININGS
+from spectral_fairseq.compat.tail_batch import TAIL_BATCH
 
 __all__ = ["PATCHES", "Applied", "Status", "patch_fairseq", "why_not_importable"]
 
 PATCHES = (
-    data.TAIL_BATCH,
-    checkpoints.SAFE_LOADING,
-    checkpoints.LITERAL_SETTINGS,
-    data.FASTA_INDEX,
-    checkpoints.DAMAGED_CHECKPOINT,
-    machines.NUMPY_NAMES,
-    machines.SPAN_MASKS,
-    machines.PREFETCH_THREAD,
-    checkpoints.DEAD_ENCODER_KEYS,
-    machines.ENCODER_FAST_PATH,
-    machines.BASE_LAYERS,
-    checkpoints.ATOMIC_COPY,
-    data.DAMAGED_DATA,
-    data.SEVERAL_PARTS,
-    data.NOTHING_LEFT,
-    resuming.PATIENCE,
-    resuming.DATA_POSITION,
-    resuming.BATCH_COMPOSITION,
-    resuming.CURRICULUM,
-    resuming.SEVERAL_TRAININGS,
-    resuming.FLOAT32_WEIGHTS,
-    resuming.VALIDATION_ON_TRAIN,
-    machines.CPU_WORKERS,
-    machines.JOBLIB_WORKERS,
-    machines.VALIDATION_TASK,
-    machines.MBART_TASK,
-    machines.BF16_WITHOUT_TPU,
-    machines.BF16_EVALUATION,
-    checkpoints.EMBEDDING_FILE,
-    checkpoints.KEPT_LAYERS,
+    SAFE_LOADING,
+    LITERAL_SETTINGS,
+    DEAD_ENCODER_KEYS,
+    ATOMIC_COPY,
+    DAMAGED_CHECKPOINT,
+    EMBEDDING_FILE,
+    TAIL_BATCH,
+    DAMAGED_DATA,
+    SEVERAL_PARTS,
+    NOTHING_LEFT,
+    PATIENCE,
+    DATA_POSITION,
+    BATCH_COMPOSITION,
+    SEVERAL_TRAININGS,
+    FLOAT32_WEIGHTS,
+    NUMPY_NAMES,
+    PREFETCH_THREAD,
+    ENCODER_FAST_PATH,
+    CPU_WORKERS,
+    BF16_WITHOUT_TPU,
+    BF16_EVALUATION,
+    MBART_TASK,
 )
 
 

@@ -112,15 +112,11 @@ def wrapping(function: Callable[..., Any]) -> Wrap:
 
     @functools.wraps(function)
     def wrap(original: Any) -> Any:
-        # A copy whose default is the original: a call is one call, as it is without the patch.
-        made = types.FunctionType(
-            function.__code__,
-            function.__globals__,
-            argdefs=function.__defaults__,
-            closure=function.__closure__,
-        )
-        made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "original": original}
-        return functools.wraps(original)(made)
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, original=original, **kwargs)
+
+        return replacement
 
     return wrap
 

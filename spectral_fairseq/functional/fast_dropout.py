@@ -1,7 +1,7 @@
 """Dropout on a CPU with masks that are drawn fast.
 
 Flags: ``--fast-dropout`` off.
-In order: ``plugin/cpu.py: draw_masks_fast``, ``plugin/cpu.py: FastDropout``,
+In order: ``plugin/dropout.py: draw_masks_fast``, ``plugin/dropout.py: FastDropout``,
     ``fast_dropout``.
 """
 

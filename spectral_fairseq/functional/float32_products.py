@@ -7,7 +7,7 @@ EPYC with AVX-512 the products are float32's, with an error of 4e-7, and take 0.
 time.
 
 Flags: ``--float32-products`` auto.
-In order: ``plugin/cpu.py: CHOSEN_PRODUCTS``, ``choose_products``, ``set_products``.
+In order: ``plugin/products.py: CHOSEN_PRODUCTS``, ``choose_products``, ``set_products``.
 
 Note [Which products]
 ---------------------

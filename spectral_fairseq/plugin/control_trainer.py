@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.resuming import Held, float32_copies, view_for
+from spectral_fairseq.compat.float32_weights import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.row_blocks import multiply_

@@ -23,7 +23,7 @@ from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import control, likelihood, penalties
-from spectral_fairseq.plugin.cpu import (
+from spectral_fairseq.plugin.dropout import (
     FAIRSEQ_DROPOUT,
     FAST_DROPOUT,
     draw_masks_fast,

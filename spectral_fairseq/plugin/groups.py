@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from torch import Tensor, nn
 
+from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.compat.resuming import float32_copies
 from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.lm.averaged_sgd import saved_groups
 

@@ -16,7 +16,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.resuming import float32_copies
+from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import arguments_as_flags, misspelt
 from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices_by_name

@@ -270,7 +270,9 @@ def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
         }
         if field.default == II("model.decoder.embed_dim"):
             settings["default"] = II("model.decoder_embed_dim")
-        flat.append((prefix + field.name, field.type, dataclasses.field(**settings)))
+        # fairseq declares a list, and its models read a text, as its examples/layerdrop gives it.
+        kind = Optional[str] if field.name == "layers_to_keep" else field.type
+        flat.append((prefix + field.name, kind, dataclasses.field(**settings)))
     return flat
 
 

@@ -11,16 +11,17 @@ from typing import Any, Callable, List
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.plugin.adam import FUSED_ADAM
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
-from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, FUSED_ADAM, ChosenProducts
 from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.muon import MuonMatrices
 from spectral_fairseq.plugin.nt_asgd import Averages
+from spectral_fairseq.plugin.products import CHOSEN_PRODUCTS, ChosenProducts
 from spectral_fairseq.plugin.streams import STREAMS
 
 LISTENERS = (

@@ -54,8 +54,6 @@ VALUES: Dict[str, Sequence[str]] = {
     "--adaptive-softmax-cutoff": ("10,20", "8"),
     "--adaptive-input-cutoff": ("10,20",),
     "--adam-betas": ("(0.9, 0.98)", "(0, 0)", "(0.9,)"),
-    "--encoder-layers-to-keep": ("0",),
-    "--decoder-layers-to-keep": ("0",),
     "--encoder-embed-path": ("/dev/null",),
     "--decoder-embed-path": ("/dev/null",),
 }

@@ -1,4 +1,6 @@
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,24 @@ def data(tmp_path_factory, patched):
     destination = folder / "bin"
     patched.cli("fairseq_cli.preprocess", *languages, *prefixes, "--destdir", destination)
     return destination
+
+
+@pytest.fixture
+def copy(data, tmp_path):
+    """A copy of the data, to be changed."""
+    return Path(shutil.copytree(data, tmp_path / "copy"))
+
+
+@pytest.fixture(params=["bare", "patched"])
+def which(request):
+    """The name of a process, for tests that do the same in both."""
+    return request.param
+
+
+@pytest.fixture
+def process(which, request):
+    """The process of that name."""
+    return request.getfixturevalue(which)
 
 
 TINY_MODEL = (

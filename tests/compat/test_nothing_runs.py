@@ -3,9 +3,7 @@
 import ast
 import functools
 import importlib.util
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import EVALUATED
 from spectral_fairseq.commands import main as command
-from spectral_fairseq.compat.data import FASTA_INDEX
 from spectral_fairseq.errors import CheckpointError
 from tests.compat.fairseq_process import Fails
 from tests.conftest import PACKAGE, Command
@@ -210,7 +207,8 @@ def test_modules_that_are_imported_later(patched, tmp_path):
 
 # Where, and why that is left as it is.
 KNOWN = {
-    "fairseq.data.fasta_dataset": "patched: see compat/data.py",
+    "fairseq.data.fasta_dataset": "a path that would run a program is refused: see "
+    "compat/damaged_data.py",
     "fairseq.data.plasma_utils": "plasma_store without a shell; its arguments are a size and a "
     "temporary file",
     "fairseq.distributed.utils": "scontrol without a shell, with SLURM's own list of hosts",
@@ -220,9 +218,10 @@ KNOWN = {
 POST_SAVE = any(name == "post_save" for _, _, name in calls())
 if not POST_SAVE:  # fairseq 0.12.2
     del KNOWN["fairseq.tasks.audio_pretraining"]
-if FASTA_INDEX.unneeded() is not None:  # upstream from 2025-06 on
+FASTA = (PACKAGES["fairseq"] / "data" / "fasta_dataset.py").read_text("utf-8")
+if "_build_index" not in FASTA:  # upstream from 2025-06 on
     del KNOWN["fairseq.data.fasta_dataset"]
-indexes = pytest.mark.skipif(FASTA_INDEX.unneeded() is not None, reason=str(FASTA_INDEX.unneeded()))
+indexes = pytest.mark.skipif("_build_index" not in FASTA, reason="this fairseq runs no shell")
 STARTS = {"Popen", "call", "check_call", "check_output", "getoutput", "popen", "run", "system"}
 
 
@@ -246,40 +245,21 @@ def test_the_script_after_saving_is_the_command_lines():
     assert "fairseq_cli.train" not in builders and "fairseq_cli.validate" in builders
 
 
-def index(path):
-    from fairseq.data.fasta_dataset import FastaDataset
-
-    dataset = FastaDataset(path)
-    return [dataset.offsets.tolist(), dataset.sizes.tolist()]
-
-
-def found_by(path):
-    """Index a file, and fail unless all records were found."""
-    from fairseq.data.fasta_dataset import FastaDataset
-
-    assert len(FastaDataset(path)) == 3
-
-
 RECORDS = ">first one\nACGT\nACG\n>second\nTT\n>third\nA\n"
+
+
+def opened(path):
+    from fairseq.data import Dictionary, data_utils
+
+    data_utils.load_indexed_dataset(path, Dictionary())
 
 
 @indexes
 def test_the_name_of_a_folder_runs_nothing(bare, patched, tmp_path):
-    for name in ("plain", "$(touch executed)"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.fasta").write_text(RECORDS)
-        patched.gives([[0, 20, 31], [7, 2, 1]], index, path=str(tmp_path / name / "train"))
+    folder = tmp_path / "$(touch executed)"
+    folder.mkdir()
+    (folder / "train.fasta").write_text(RECORDS)
+    patched.gives(Fails("passes .* to a shell", "DataError"), opened, path=str(folder / "train"))
     assert not (patched.folder / "executed").exists()
-    # It opens a file of another name.
-    bare.gives(Fails(), found_by, path=str(tmp_path / "$(touch executed)" / "train"))
+    bare.gives(Fails(), opened, path=str(folder / "train"))
     assert (bare.folder / "executed").exists()
-
-
-@indexes
-def test_the_index_is_fairseqs(bare, patched, tmp_path, monkeypatch):
-    # fairseq's command runs tqdm, which is installed beside Python.
-    path_of_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    monkeypatch.setenv("PATH", path_of_programs)
-    (tmp_path / "train.fasta").write_text(RECORDS)
-    path = str(tmp_path / "train")
-    patched.gives(bare.call(index, path=path), index, path=path)

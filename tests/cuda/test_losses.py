@@ -1,4 +1,4 @@
-"""The losses on the virtual device: values of the CPU, two waits, few launches in each block."""
+"""The losses on the virtual device: values of the CPU, and at most two waits."""
 
 import pytest
 import torch
@@ -41,16 +41,15 @@ def _log_mixture(leaves, targets, eps, block):
     return (-log_mixture(h, losses.prior(q), w).gather(1, targets[:, None]).sum(),)
 
 
-# name -> (loss, label smoothing, kernels of a block, those of a step beside its blocks). Lower the
-# numbers with the code.
+# name -> (loss, label smoothing)
 LOSSES = {
-    "softmax": (losses.LOSSES["softmax"].fast, 0.1, 34, 33),
-    "z-loss": (losses.LOSSES["softmax with both"].fast, 0.1, 50, 36),
-    "adaptive": (_adaptive, 0.0, 54, 106),
-    "consistency": (_consistency, 0.0, 55, 20),
-    "mixture": (losses.LOSSES["mixture"].fast, 0.0, 38, 32),
-    "mixture, smoothed": (losses.LOSSES["mixture"].fast, 0.1, 50, 34),
-    "log-mixture": (_log_mixture, 0.0, 0, 90),
+    "softmax": (losses.LOSSES["softmax"].fast, 0.1),
+    "z-loss": (losses.LOSSES["softmax with both"].fast, 0.1),
+    "adaptive": (_adaptive, 0.0),
+    "consistency": (_consistency, 0.0),
+    "mixture": (losses.LOSSES["mixture"].fast, 0.0),
+    "mixture, smoothed": (losses.LOSSES["mixture"].fast, 0.1),
+    "log-mixture": (_log_mixture, 0.0),
 }
 
 
@@ -66,38 +65,34 @@ def leaves_of(dtype=torch.float32, scale=1.0):
 def run(name, leaves, targets, block):
     """Loss and gradients; a block has so many tokens."""
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-    loss, smoothing, *_ = LOSSES[name]
+    loss, smoothing = LOSSES[name]
     found = loss([*leaves, None], targets, smoothing, block)[0]
     found.backward()
     return found.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def on_device(name, leaves, targets, block):
-    """The same on the virtual device: loss, gradients, waits and launches of its second call."""
+    """The same on the virtual device: loss, gradients and waits of its second call."""
     with virtual.virtual_cuda() as log:
         leaves, targets = [leaf.cuda() for leaf in leaves], targets.cuda()
         run(name, leaves, targets, block)
         log.events.clear()
         loss, gradients = run(name, leaves, targets, block)
-        waits = sum(log.ours("sync").values())
-        launches = sum(log.ours("launch").values())
-        return loss.cpu(), [gradient.cpu() for gradient in gradients], waits, launches
+        waits = sum(log.waits().values())
+        return loss.cpu(), [gradient.cpu() for gradient in gradients], waits
 
 
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 @pytest.mark.parametrize("name", LOSSES)
-def test_values_waits_and_launches_at_any_number_of_blocks(name, scale):
+def test_values_and_waits_at_any_number_of_blocks(name, scale):
     """At scale 60 words underflow in linear space, and log space takes over once for all."""
     leaves, targets = leaves_of(scale=scale)
     expected = run(name, leaves, targets, TOKENS)
     for blocks in (1, 6):
-        *found, waits, launches = on_device(name, leaves, targets, TOKENS // blocks)
+        *found, waits = on_device(name, leaves, targets, TOKENS // blocks)
         torch.testing.assert_close(found[0], expected[0], rtol=2e-5, atol=1e-4)
         torch.testing.assert_close(found[1], expected[1], rtol=2e-4, atol=2e-5 * scale)
         assert waits <= 2
-        *_, each, beside = LOSSES[name]
-        computed = blocks * (2 if scale > 1 and name == "mixture, smoothed" else 1)
-        assert launches <= computed * each + beside
 
 
 @pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
@@ -105,7 +100,7 @@ def test_values_waits_and_launches_at_any_number_of_blocks(name, scale):
 def test_half_precision_multiplies_in_half_and_stays_near_float64(name, dtype, limit):
     leaves, targets = leaves_of(dtype)
     expected = run(name, [leaf.double() for leaf in leaves], targets, TOKENS)
-    loss, gradients, waits, _ = on_device(name, leaves, targets, 4)
+    loss, gradients, waits = on_device(name, leaves, targets, 4)
     torch.testing.assert_close(loss.double(), expected[0], rtol=limit, atol=limit)
     for found, wanted in zip(gradients, expected[1]):
         assert (found.double() - wanted).norm() <= limit * wanted.norm()

@@ -46,7 +46,7 @@ def test_a_training_step_stays_on_its_device(model, criterion, precision):
         first = training.step()  # what is copied once lies on the device from now on
         log.events.clear()
         second = training.step()
-        waits = log.ours("sync")
+        waits = log.waits()
         assert all(virtual.on_gpu(p.grad) for p in module.parameters())
         assert virtual.on_gpu(training.evaluate())
     assert first > 0 and second > 0
@@ -72,7 +72,7 @@ def test_the_books_see_the_backward_pass():
         kept = leaf[torch.tensor([True, False, True]).cuda()].sum()
         log.events.clear()
         kept.backward()
-        assert log.ours("sync") == {"autograd or test: index_put: boolean mask": 1}
+        assert log.waits() == {"autograd or test: index_put: boolean mask": 1}
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=HALF_LAYERS_ON_CPU)])

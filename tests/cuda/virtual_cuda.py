@@ -3,11 +3,8 @@
 Tensors are ordinary CPU tensors; which of them are "on the GPU" is written on their storages. What
 Python code asks (``.device``, ``.cuda()``, ``.cpu()``, ``.to()``) is answered by the books. A
 dispatch mode sees every operator, the backward pass included, refuses to mix devices where CUDA
-would, and records
-
-* ``sync``: what makes the host wait for the device (``item``, ``nonzero``, boolean masks, copies
-  between the devices, ``eigh``),
-* ``launch``: kernels, roughly: one for each operator that is no view, more for a few composed ones.
+would, and records what makes the host wait for the device: ``item``, ``nonzero``, boolean masks,
+copies between the devices, ``eigh``.
 
 ``FakeTensorMode`` cannot replace it: this runs code whose shapes depend on the data, needs no CUDA
 build for the backward pass, and gives numbers. What it cannot show are times, the rounding of a
@@ -83,33 +80,6 @@ SYNCS = {
     "_linalg_slogdet": "slogdet",
     "masked_scatter": "masked_scatter",
 }
-# operators that take more than one kernel; the rest is one.
-LAUNCHES = {
-    "logsumexp": 7,
-    "_linalg_eigh": 100,
-    "nonzero": 4,
-    "sort": 4,
-    "topk": 3,
-    "std": 1,
-    "index_put": 1,
-    "embedding_dense_backward": 6,
-    "unique2": 8,
-}
-ALLOCATIONS = frozenset(
-    (
-        "empty empty_like new_empty empty_strided new_empty_strided resize_ set_ lift_fresh "
-        "lift _local_scalar_dense"
-    ).split()
-)
-VIEWLIKE = frozenset(
-    (
-        "view _unsafe_view _reshape_alias detach detach_ alias expand t t_ transpose transpose_ "
-        "permute slice select squeeze squeeze_ unsqueeze unsqueeze_ split split_with_sizes "
-        "unbind as_strided narrow diagonal unfold chunk _to_copy_alias requires_grad_ numpy_T "
-        "_conj view_as_real is_same_size"
-    ).split()
-)
-
 # Operators that take numbers of the CPU, beside those that torch calls pointwise.
 POINTWISE = frozenset(
     (
@@ -121,9 +91,8 @@ INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_
 
 
 class Event(NamedTuple):
-    """What an operator did: ``kind`` is ``sync`` or ``launch``."""
+    """What an operator made the host wait for."""
 
-    kind: str
     what: str
     where: str
     count: int
@@ -136,15 +105,15 @@ class Log:
         self.events: List[Event] = []
         self.muted = 0
 
-    def add(self, kind: str, what: str, count: int = 1) -> None:
+    def add(self, what: str, count: int = 1) -> None:
         if not self.muted:
-            self.events.append(Event(kind, what, location(), count))
+            self.events.append(Event(what, location(), count))
 
-    def ours(self, kind: str) -> Dict[str, int]:
-        """Events that this package or autograd caused, as ``place: what`` to their number."""
+    def waits(self) -> Dict[str, int]:
+        """Those that this package or autograd caused, as ``place: what`` to their number."""
         found: Dict[str, int] = collections.Counter()
         for event in self.events:
-            if event.kind == kind and not event.where.startswith("<"):
+            if not event.where.startswith("<"):
                 found[f"{event.where}: {event.what}"] += event.count
         return found
 
@@ -232,13 +201,13 @@ class _Dispatch(TorchDispatchMode):
                 for t in strays:
                     if t is value and t.dim() == 0:
                         if not self._is_masked_fill(args):
-                            self.log.add("sync", f"{name}: scalar H2D")
+                            self.log.add(f"{name}: scalar H2D")
                     elif t is args[0] or t is value:
                         raise DeviceMixed(
                             f"{func}: {[(place(x), tuple(x.shape)) for x in tensors]}"
                         )
                     else:
-                        self.log.add("sync", f"{name}: CPU index H2D")
+                        self.log.add(f"{name}: CPU index H2D")
                 return place(args[0])
             if name == "_pack_padded_sequence":  # CUDA too wants the lengths on the CPU
                 return "cuda"
@@ -255,7 +224,7 @@ class _Dispatch(TorchDispatchMode):
 
     def _copied(self, source: Optional[str], target: Optional[str]) -> None:
         if {source, target} == {"cpu", "cuda"}:
-            self.log.add("sync", "to H2D" if target == "cuda" else "to D2H")
+            self.log.add("to H2D" if target == "cuda" else "to D2H")
 
     @staticmethod
     def _is_masked_fill(args) -> bool:
@@ -266,29 +235,25 @@ class _Dispatch(TorchDispatchMode):
     def _count(self, func, name, args, kwargs) -> None:
         log = self.log
         if name in SYNCS:
-            log.add("sync", SYNCS[name])
+            log.add(SYNCS[name])
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
             if masks and not (name != "index" and self._is_masked_fill(args)):
-                log.add("sync", f"{name}: boolean mask", len(masks))
+                log.add(f"{name}: boolean mask", len(masks))
         if name == "repeat_interleave" and kwargs.get("output_size") is None:
-            log.add("sync", "repeat_interleave")
-        base = name.rstrip("_")
-        if func.is_view or name in VIEWLIKE or base in ALLOCATIONS or name in ALLOCATIONS:
-            return
-        log.add("launch", name, LAUNCHES.get(name, LAUNCHES.get(base, 1)))
+            log.add("repeat_interleave")
 
 
 class _Python:
     """What Python code asks tensors and torch for, answered by the books."""
 
-    # Composed on a CPU, one kernel or a few on CUDA.
-    FUSED = {
-        (torch.nn.functional, "dropout"): 1,
-        (torch, "dropout"): 1,
-        (torch._VF, "lstm"): 20,
-        (torch.nn.functional, "scaled_dot_product_attention"): 2,
-    }
+    # Composed on a CPU, a kernel or a few on CUDA, which wait for nothing.
+    FUSED = (
+        (torch.nn.functional, "dropout"),
+        (torch, "dropout"),
+        (torch._VF, "lstm"),
+        (torch.nn.functional, "scaled_dot_product_attention"),
+    )
     FACTORIES = (
         "zeros ones empty full arange rand randn randint eye linspace from_numpy randperm "
         "scalar_tensor empty_strided zeros_like ones_like"
@@ -317,7 +282,7 @@ class _Python:
 
         def tolist(tensor, _tolist=T.tolist):
             if on_gpu(tensor):
-                log.add("sync", "tolist")
+                log.add("tolist")
             return _tolist(tensor)
 
         def new_tensor(tensor, data, _new_tensor=T.new_tensor, **kwargs):
@@ -340,22 +305,16 @@ class _Python:
         yield T, "tolist", tolist
         yield T, "new_tensor", new_tensor
         yield T, "__deepcopy__", deepcopy
-        for (module, name), count in self.FUSED.items():
-            yield module, name, self._fused(name, getattr(module, name), count)
+        for module, name in self.FUSED:
+            yield module, name, self._fused(getattr(module, name))
         for name in self.FACTORIES:
             yield torch, name, self._factory(getattr(torch, name))
         for name in ("tensor", "as_tensor"):
             yield torch, name, self._from_data(getattr(torch, name))
 
-    def _fused(self, name: str, function: Any, count: int) -> Any:
+    def _fused(self, function: Any) -> Any:
         @functools.wraps(function)
         def run(*args, **kwargs):
-            tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            idle = name == "dropout" and (
-                kwargs.get("training") is False or (len(args) > 2 and not args[2])
-            )
-            if any(map(on_gpu, tensors)) and not idle:
-                self.log.add("launch", name, count)
             self.log.muted += 1
             try:
                 # oneDNN has no LSTM in float16, CUDA has.
@@ -388,7 +347,7 @@ class _Python:
                 mark(out, "cpu")
                 leaves = _leaves(data)
                 if any(isinstance(x, torch.Tensor) and on_gpu(x) for x in leaves):
-                    self.log.add("sync", "torch.tensor of CUDA scalars", len(leaves))
+                    self.log.add("torch.tensor of CUDA scalars", len(leaves))
             if device is not None and kind_of(device) != place(out):
                 trained = out.requires_grad
                 out = self._moved(out.detach(), kind_of(device)).requires_grad_(trained)
@@ -399,7 +358,7 @@ class _Python:
     def _moved(self, tensor: Any, target: str) -> Any:
         if place(tensor) == target:
             return tensor
-        self.log.add("sync", "to H2D" if target == "cuda" else "to D2H")
+        self.log.add("to H2D" if target == "cuda" else "to D2H")
         self.log.muted += 1
         try:
             out = tensor.clone()
@@ -470,7 +429,7 @@ def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
 
         for name, value in patches.items():
             patch(torch.cuda, name, value)
-        patch(torch.cuda, "synchronize", lambda *a: log.add("sync", "torch.cuda.synchronize"))
+        patch(torch.cuda, "synchronize", lambda *a: log.add("torch.cuda.synchronize"))
         # What lies behind the books is a CPU: no layer may ask cuDNN about its weights.
         patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         # Optimisers of builds for CUDA ask the driver whether a graph is being captured.

@@ -10,7 +10,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.plugin.find import find_svd_tables
 

@@ -10,6 +10,7 @@ from fairseq import models
 from fairseq.data import TruncatedDictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.modules.base_layer import BaseLayer
 from fairseq.options import get_training_parser, parse_args_and_arch
 from omegaconf import OmegaConf
 
@@ -20,6 +21,7 @@ from tests.plugin.conftest import (
     SCRIPTS,
     any_model,
     build_criterion,
+    build_host_model,
     build_model,
     make_sample,
     parameters_in_use,
@@ -238,3 +240,21 @@ def test_a_cut_output_dictionary_has_rows_of_its_own(task, embedding_type):
     by_count = {"weight_norm_weight": 1.0, "weight_norm_target_by_count": True}
     penalties = build_criterion(task, "mle_cosreg", **by_count).objective_of(model).penalties(0)
     assert all(math.isfinite(penalty.value) for penalty in penalties)
+
+
+@pytest.fixture
+def one_worker():
+    """A process group of one."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_base_layers_are_where_fairseq_has_them(task, one_worker, monkeypatch):
+    """The archs of this package left out what ``--base-layers`` adds."""
+    monkeypatch.setattr(BaseLayer, "load_assignment", lambda self: None)  # of another torch
+    sizes = {"decoder_layers": 2, "base_layers": 1}
+    models = build_model(task, **sizes), build_host_model(task, "transformer", **sizes)
+    ours, fairseqs = ([type(layer) is BaseLayer for layer in m.decoder.layers] for m in models)
+    assert ours == fairseqs == [False, True, False]

@@ -124,18 +124,3 @@ def test_two_workers_of_torch_s_own_data_parallelism(one_worker, launch, tmp_pat
     """``--ddp-backend pytorch_ddp`` asked for a GPU."""
     launch(TORCHRUN, tmp_path, "--ddp-backend", "pytorch_ddp")
     assert_same_training(one_worker, tmp_path)
-
-
-@pytest.mark.parametrize("arch", ["transformer_lm", "transformer_lm_sc"])
-def test_a_language_model_with_base_layers(arch, launch, tiny_lm_data, tmp_path):
-    """Each worker has an expert of its own; the archs of this package left the layer out."""
-    pytest.importorskip("scipy")
-    recipe = (
-        *(tiny_lm_data, arch, "regularized_cross_entropy", "--base-layers", "1"),
-        *("--optimizer", "sgd", "--lr", "0.1", "--batch-size", "2", "--max-update", "2"),
-    )
-    launch(TORCHRUN, tmp_path, recipe=recipe)
-    one, two = (weights_of(tmp_path / f"checkpoint_last-rank-{rank}.pt") for rank in range(2))
-    experts = [name for name in one if "expert_network" in name and "ff2" in name]
-    assert experts and all((one[name] != two[name]).any() for name in experts)
-    assert all(torch.equal(one[name], two[name]) for name in one if "expert_network" not in name)

@@ -13,7 +13,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
-from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.plugin.find import output_matrix
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, make_sample, words

@@ -1,0 +1,85 @@
+"""No string of a setting is run as code: fairseq's ``eval`` takes literals only.
+
+Note [A global named eval]
+--------------------------
+fairseq calls ``eval`` on settings in about twenty modules, many of them while it builds a model,
+so that the settings of a checkpoint would run code. A name is looked up among the globals of its
+module before the builtins. So each module of fairseq gets a global ``eval``, those that are
+loaded now and, by a finder on ``sys.meta_path``, those that will be. Python's own ``eval`` stays
+as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from importlib.abc import MetaPathFinder
+from typing import Any, Iterator, Optional, Sequence
+
+from spectral_fairseq.checkpoints.settings import literal
+from spectral_fairseq.compat.patching import Patch
+from spectral_fairseq.errors import (
+    ConfigurationError,
+)
+
+PACKAGES = ("fairseq", "fairseq_cli")
+
+
+def _modules() -> Iterator[types.ModuleType]:
+    """The modules of fairseq that are loaded, also one that runs as the main program."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)  # python -m fairseq_cli.train is __main__
+        if (spec.name if spec is not None else name).partition(".")[0] in PACKAGES:
+            yield module
+
+
+class _LiteralEval(MetaPathFinder):
+    """Finds modules of fairseq as the other finders do, and gives each its global ``eval``."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[types.ModuleType] = None,
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if fullname.partition(".")[0] not in PACKAGES:
+            return None
+        others = (finder for finder in sys.meta_path if not isinstance(finder, _LiteralEval))
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _give_eval_before_running(spec.loader)
+        return spec
+
+
+def _give_eval_before_running(loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: types.ModuleType) -> None:
+        module.__dict__["eval"] = literal
+        run(module)
+
+    loader.exec_module = exec_module
+
+
+def _install_literal_settings() -> str:
+    for module in _modules():
+        module.__dict__["eval"] = literal
+    if not any(isinstance(finder, _LiteralEval) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _LiteralEval())
+    from fairseq import utils
+
+    try:
+        utils.eval_str_list("[len('')]")
+    except ConfigurationError:
+        return f"eval takes literals only, in all modules of {' and '.join(PACKAGES)}"
+    raise RuntimeError("it evaluates settings in a way that is not known here")
+
+
+LITERAL_SETTINGS = Patch(
+    name="literal settings",
+    reason="fairseq evaluates strings of its settings as Python code, also those that a checkpoint "
+    "brings, so that building a model from a checkpoint would run its author's code.",
+    install=_install_literal_settings,
+)

@@ -1,0 +1,61 @@
+"""A training in half precision is saved and restored with its float32 weights."""
+
+from types import SimpleNamespace
+
+import torch
+
+from spectral_fairseq.compat.float32_weights import (
+    float32_copies,
+    restoring_float32,
+    saving_float32,
+    view_for,
+)
+from tests.capabilities import HALF_LAYERS_ON_CPU, LOAD_ANYTHING
+from tests.compat.conftest import train_arguments
+from tests.plugin.trainers import flattened_fp16, same_states
+
+
+@HALF_LAYERS_ON_CPU
+def test_half_precision_goes_on_with_the_float32_weights(
+    which, process, data, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # or the bare one cannot resume
+
+    def trained(folder, *epochs):
+        for epoch in epochs:
+            more = ("--fp16", "--fp16-no-flatten-grads", "--max-epoch", epoch)
+            process.cli("fairseq_cli.train", *train_arguments(data, tmp_path / folder, *more))
+        return torch.load(tmp_path / folder / "checkpoint2.pt", **LOAD_ANYTHING)["model"]
+
+    through, resumed = trained("through", "2"), trained("resumed", "1", "2")
+    assert same_states(through, resumed) == (which == "patched")
+    table = through["encoder.embed_tokens.weight"]
+    assert table.dtype == torch.float32
+    assert torch.equal(table.half().float(), table) == (which == "bare")
+
+
+def test_a_copy_of_its_own_may_lie_transposed():
+    half = torch.nn.Parameter(torch.randn(3, 4).t().bfloat16())
+    copy = torch.nn.Parameter(half.data.float())
+    optimizer = SimpleNamespace(fp16_params=[half], fp32_params=[copy])
+    assert view_for(float32_copies(optimizer)[id(half)], half).data_ptr() == copy.data_ptr()
+
+
+def test_copies_that_are_flattened_are_saved_and_restored():
+    optimizer, params, flat = flattened_fp16()
+    model = torch.nn.ParameterList(params)
+    trainer = SimpleNamespace(optimizer=optimizer, get_model=lambda: model)
+    saved = saving_float32(lambda _: {"model": model.state_dict()})(trainer)["model"]
+    assert torch.equal(torch.cat([one.view(-1) for one in saved.values()]), flat.detach())
+
+    def load(*_):
+        model.load_state_dict(saved)
+        with torch.no_grad():
+            params[1].zero_()  # the file's weight is not what the model goes on with
+
+    with torch.no_grad():
+        flat.zero_()
+    restoring_float32(load)(trainer, "checkpoint.pt")
+    restored = [view_for(held, p) for p, held in zip(params, float32_copies(optimizer).values())]
+    assert torch.equal(restored[0], saved["0"]) and torch.equal(restored[2], saved["2"])
+    assert not restored[1].any()

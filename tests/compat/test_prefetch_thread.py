@@ -1,0 +1,94 @@
+"""The thread that loads batches ahead, when training stops in the middle of an epoch."""
+
+import subprocess
+import sys
+
+import pytest
+
+_ABORT = -6
+_STOP_EARLY = """
+import sys
+import torch
+from fairseq.data import iterators
+
+if sys.argv[1] == "patched":
+    from spectral_fairseq.compat import patch_fairseq
+    patch_fairseq()
+
+
+class Batches:
+    def __len__(self):
+        return 100000
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            batch = torch.ones(64, 64)
+            for _ in range(50):
+                batch = torch.stack([batch[0]] * 64)
+            yield batch
+
+
+batches = iterators.BufferedIterator(10, Batches())
+for _ in range(3):
+    next(batches)
+if sys.argv[2] == "error":
+    raise KeyError("the run failed")
+"""
+
+
+@pytest.fixture
+def stop_early(fork_server):
+    def exit_status(kind, how="end"):
+        command = [sys.executable, "-c", _STOP_EARLY, kind, how]
+        env = fork_server.environment()
+        return subprocess.run(command, env=env, capture_output=True).returncode
+
+    return exit_status
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python suspends such threads")
+def test_fairseq_as_installed_aborts(stop_early):
+    assert any(stop_early("bare") == _ABORT for _ in range(10))  # it is a race
+
+
+def test_patched_fairseq_exits_cleanly_or_with_the_status_of_an_error(stop_early):
+    assert [stop_early("patched") for _ in range(2)] == [0, 0]
+    assert stop_early("patched", "error") == 1
+
+
+def everything():
+    import torch
+    from fairseq.data import iterators
+
+    class Failing:
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            yield from (torch.tensor(i) for i in range(3))
+            raise OSError("disk")
+
+    whole = [int(item) for item in iterators.BufferedIterator(2, [torch.tensor(i) for i in (4, 5)])]
+    failing = iterators.BufferedIterator(2, Failing())
+    seen = [int(next(failing)) for _ in range(3)]
+    try:
+        next(failing)
+    except OSError as error:
+        seen.append(str(error))
+    return [whole, seen]
+
+
+def stopped_while_full():
+    from fairseq.data import iterators
+
+    from spectral_fairseq.compat.prefetch_thread import stop_all
+
+    batches = iterators.BufferedIterator(1, list(range(100)))
+    next(batches)
+    stop_all()
+    return bool(batches._consumer.is_alive())
+
+
+def test_batches_and_errors_arrive_and_a_thread_that_waits_for_room_is_stopped(patched):
+    patched.gives([[4, 5], [0, 1, 2, "disk"]], everything)
+    patched.gives(False, stopped_while_full)

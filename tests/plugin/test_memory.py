@@ -1,0 +1,88 @@
+"""Freed memory is kept by glibc."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from spectral_fairseq.plugin import memory
+
+COUNT_FAULTS = """
+import resource
+import torch
+from spectral_fairseq.plugin.memory import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first, again = faults(), min(faults() for _ in range(5))
+kept = keep_freed_memory()
+# Something small may come to lie in the first place that is kept.
+print(first, again, int(kept), min(faults() for _ in range(5)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+@pytest.mark.parametrize("set_by_user", [None, *memory.ALLOCATOR_VARIABLES])
+def test_freed_memory_is_kept_unless_a_variable_says_otherwise(set_by_user):
+    """64 MiB of zeros need new pages each time, and once where they are kept."""
+    variables = {}
+    if set_by_user:
+        value = "glibc.malloc.tcache_count=7" if set_by_user == "GLIBC_TUNABLES" else "1000000"
+        variables[set_by_user] = value
+    first, again, kept, later = map(int, run(COUNT_FAULTS, **variables))
+    assert kept == (set_by_user is None)
+    pages = first / 2  # larger pages of the system need fewer faults
+    assert again > pages and (later < pages) == kept
+
+
+LARGE = """
+from pathlib import Path
+import torch
+from spectral_fairseq.plugin.memory import KEPT_BYTES, keep_freed_memory
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024
+assert keep_freed_memory()
+before = resident()
+tensor = torch.ones(KEPT_BYTES // 4 + 2**20)
+made = resident() - before
+del tensor
+print(made, resident() - before)
+"""
+
+
+def run(program, **variables):
+    environment = {k: v for k, v in os.environ.items() if k not in memory.ALLOCATOR_VARIABLES}
+    argv = [sys.executable, "-c", program]
+    environment.update(variables)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_a_tensor_above_a_gibibyte_is_handed_back():
+    made, left = map(int, run(LARGE))
+    assert made > memory.KEPT_BYTES > 4 * left
+
+
+ANOTHER = """
+#include <stddef.h>
+extern void *__libc_malloc(size_t);
+void *malloc(size_t size) { return __libc_malloc(size); }
+"""
+ASKS = "from spectral_fairseq.plugin.memory import keep_freed_memory; print(keep_freed_memory())"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
+def test_another_allocator_is_left_alone(tmp_path):
+    """glibc's ``mallopt`` is there beside it, and would set nothing."""
+    (tmp_path / "another.c").write_text(ANOTHER)
+    library = str(tmp_path / "another.so")
+    argv = ["cc", "-shared", "-fPIC", "-o", library, str(tmp_path / "another.c")]
+    subprocess.run(argv, check=True)
+    assert run(ASKS) == ["True"] and run(ASKS, LD_PRELOAD=library) == ["False"]
