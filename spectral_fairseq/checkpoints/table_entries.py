@@ -11,27 +11,23 @@ from __future__ import annotations
 import re
 from typing import List, Mapping, Sequence, Tuple
 
+from spectral_fairseq.methods.output_layers import output_names
+
 # Modules that are, or contain, an input table or an output layer over words.
 INPUT_TABLES = frozenset(
     "embed_tokens embed_in word_emb word_embedding word_embeddings wte shared emb_luts "
     "token_embedding tok_embeddings tokens_embed".split()
 )
-OUTPUT_LAYERS = frozenset(
-    "output_projection fc_out fc3 embed_out lm_head generator_lm_head vocab_projector "
-    "proj_out output_layer generator".split()
-)
+OUTPUT_LAYERS = frozenset(output_names("inside"))
 # Names that other modules have as well: only the module itself is a table, not what is inside it,
 # and only if it has more rows than columns.
 _OWN_INPUT = frozenset(
     "embedding embeddings embed emb encoder encoder_emb Wemb encoder_Wemb decoder_Wemb".split()
 )
-_OWN_OUTPUT = frozenset("decoder output head unembed decoder_ff_logit_out_W".split())
+_OWN_OUTPUT = frozenset(output_names("alone"))
 PLACES = INPUT_TABLES | OUTPUT_LAYERS
 # These are output layers over words, whatever the shapes of other tables.
-_SURE_OUTPUT = frozenset(
-    "output_projection embed_out lm_head generator_lm_head vocab_projector unembed "
-    "decoder_ff_logit_out_W".split()
-)
+_SURE_OUTPUT = frozenset(output_names("certain"))
 # An output layer in pieces, of which none is a table over all words.
 _IN_PIECES = frozenset(("adaptive_softmax",))
 # Names of matrices with a row for each word that are no output layers, and what overrules that.

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.methods.output_layers import output_names
 
-# The names under which fairseq's decoders keep an output layer or its weight:
-# transformer and most others; lstm; fconv; lightconv.
-OUTPUT_LAYERS = ("output_projection", "fc_out", "fc3", "embed_out")
+OUTPUT_LAYERS = output_names("fairseq")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
 from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.methods.output_layers import output_names
 from spectral_fairseq.training.computed_weight import ComputedWeight
 
-# Usual names of an output layer, in models without get_output_embeddings().
-OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")
+OUTPUT_LAYERS = output_names("attribute")
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 

@@ -1,0 +1,1 @@
+"""What the methods are, declared once: ``plugin/`` makes flags of it, ``training/`` arguments."""
