@@ -62,6 +62,11 @@ class WordList:
             if symbol == "<pad>" or symbol.startswith(FILLER)
         ]
 
+    def without_specials(self) -> WordList:
+        """The words and counts of a dict.txt without the rows that fairseq adds."""
+        count = len(SPECIALS)
+        return WordList(self.path, self.symbols[count:], self.counts[count:])
+
     def row_of(self, symbol: str) -> Optional[int]:
         """The row of a word; None if it is not in the dictionary."""
         return self.symbols.index(symbol) if symbol in self.symbols else None

@@ -1,25 +1,43 @@
 """The words of a table's rows, from the tokenizer beside a model or from any other file.
 
-A tokenizer.json, a vocab.json (token -> row), a vocab.txt (one token a line), a sentencepiece model
-and fairseq's dict.txt are read. Tokens stay as they are spelled there, with their marks of
-subwords.
+Read are a tokenizer.json, a vocab.json (token -> row, or a list), a vocab.txt (one token a line), a
+sentencepiece model or its .vocab, fairseq's dict.txt, and lines with a token and its row, which
+Marian, tiktoken, RWKV and Kaldi write: :data:`_FORMS`. Lines of other columns are refused, since
+they would pass for tokens. Tokens stay as they are spelled there, with their marks of subwords.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
+import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Pattern,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from spectral_fairseq.checkpoints.dictionary import (
+    SPECIALS,
     WordList,
     dictionary_files,
     find_dictionary,
     other_rows,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.reading import read_json, read_json_object
+from spectral_fairseq.checkpoints.reading import read_json
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -45,10 +63,67 @@ _IN_FOLDERS = (
 _SENTENCEPIECE = (".model", ".spm")
 _KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
 _OWN = "Give the tokenizer's own vocabulary."
-_DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
 _PADDING = ("<pad>", "[PAD]")
 # Tables are made larger than the vocabulary, to a multiple of 64 for example.
 _MOST_FILLERS = 1024
+
+_JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\{\s*["}]|\[\s*")')
+_DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
+_CODE_LINE = re.compile(r"\S+ \S+ \d+")  # of fastBPE
+_SCORED_LINE = re.compile(r"(.*)\t(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)")
+_COLUMNS = re.compile(r"\S+[ \t]+\S|.*,\d+$|.*\t")
+# The share of a file's lines that may have several columns although each is one token.
+_FEW = 0.1
+
+Row = Tuple[str, Any]
+"""A token and its row."""
+
+
+class _Form(NamedTuple):
+    """Lines with a token and its row: as an expression with both names, and how to read a token.
+
+    The rows rise by one from 0 or 1, unless ``ordered`` is false, which tells them from counts.
+    """
+
+    line: Pattern[str]
+    spelled: Callable[[str], str]
+    ordered: bool = True
+
+
+# What a token of another form raises: a word of four letters may be no base64.
+_NOT_SPELLED = (ValueError, SyntaxError, MemoryError, RecursionError)
+
+
+def _unquoted(text: str) -> str:
+    """A key of YAML."""
+    if text[:1] == "'":
+        return text[1:-1].replace("''", "'")
+    if text[:1] != '"':
+        return text
+    return str(json.loads(re.sub(r"\\x([0-9A-Fa-f]{2})", r"\\u00\1", text)))
+
+
+def _from_base64(text: str) -> str:
+    return base64.b64decode(text, validate=True).decode("utf-8", "backslashreplace")
+
+
+def _from_literal(text: str) -> str:
+    value = ast.literal_eval(text)
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+_FORMS = (
+    # Marian's vocab.yml, "</s>": 0
+    _Form(
+        re.compile(r"""(?P<token>"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?):[ ]+(?P<row>\d+)"""),
+        _unquoted,
+        ordered=False,
+    ),
+    _Form(re.compile(r"(?P<token>[A-Za-z0-9+/]+=*) (?P<row>\d+)"), _from_base64),  # tiktoken
+    _Form(re.compile(r"""(?P<row>\d+) (?P<token>b?(?:'.*'|".*")) \d+"""), _from_literal),  # RWKV
+    _Form(re.compile(r"(?P<token>\S+)[ \t](?P<row>\d+)"), str),  # Kaldi and icefall
+    _Form(re.compile(r"(?P<row>\d+)[ \t](?P<token>\S+)"), str),
+)
 
 
 def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
@@ -70,24 +145,61 @@ def read_vocabulary(path: Path) -> WordList:
         ConfigurationError: a sentencepiece model, and the package is not installed.
     """
     check_file(path, "a dictionary or tokenizer", f"Give {_KNOWN}.")
-    if path.suffix in _SENTENCEPIECE:
-        return _from_pieces(path)
-    if is_dictionary(path):
-        return read_dictionary(path)
-    with open(path, "rb") as file:
-        is_json = file.read(1) == b"{"
-    return _from_json(path) if is_json else _from_lines(path)
+    return _reader_of(path)(path)
 
 
 def is_dictionary(path: Path) -> bool:
     """Whether a file is a dict.txt; also if it is missing or empty, which its reader explains."""
-    if why_not_readable(path) is not None:
-        return True
-    if path.suffix in _SENTENCEPIECE or path.name == "vocab.txt":
-        return False
+    return why_not_readable(path) is not None or _reader_of(path) is read_dictionary
+
+
+def _reader_of(path: Path) -> Callable[[Path], WordList]:
+    """What reads a file, by its name and its content."""
     with open(path, "rb") as file:
-        first = file.readline(4096).decode("utf-8", "replace")
-    return not first.strip() or _DICT_LINE.fullmatch(first.rstrip()) is not None
+        start = file.read(4096)
+    if path.suffix == ".json" or _JSON.match(start):
+        return _from_json
+    # Llama 3 has a file of tiktoken under the name of a sentencepiece model.
+    if path.suffix in _SENTENCEPIECE and not _FORMS[1].line.match(start.decode("latin-1")):
+        return _from_pieces
+    lines = _lines_of(path)
+    if _numbered(lines) is not None:
+        return _from_numbered
+    first = next(filter(str.strip, lines), "")
+    if first and all(map(_CODE_LINE.fullmatch, lines)):
+        return _from_lines
+    counted = path.name != "vocab.txt" and _DICT_LINE.fullmatch(first) is not None
+    return read_dictionary if not first or counted else _from_lines
+
+
+def _lines_of(path: Path) -> List[str]:
+    """The lines of a text; splitlines() would end a line at U+2028 and others too."""
+    lines = [line.rstrip("\r") for line in read_text(path).removeprefix("\ufeff").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _numbered(lines: Sequence[str]) -> Optional[List[Row]]:
+    """The tokens and rows of lines of one of :data:`_FORMS`; None for other lines."""
+    lines = [line for line in lines if line.strip()]
+    for form in _FORMS:
+        first = form.line.fullmatch(lines[0]) if len(lines) > 1 else None
+        if first is None or (form.ordered and first["row"] not in ("0", "1")):
+            continue
+        found = [match for match in map(form.line.fullmatch, lines) if match]
+        rows = [int(match["row"]) for match in found]
+        expected = list(range(min(rows), min(rows) + len(lines)))
+        if min(rows) > 1 or (rows if form.ordered else sorted(rows)) != expected:
+            continue
+        try:
+            tokens = [form.spelled(match["token"]) for match in found]
+        except _NOT_SPELLED:
+            continue
+        # Units of speech are numbers with counts.
+        if len(set(tokens)) == len(rows) and not all(map(str.isdigit, tokens)):
+            return list(zip(tokens, rows))
+    return None
 
 
 def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
@@ -111,15 +223,23 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     )
 
 
-def words_by_row(path: Path, rows: Mapping[str, Any]) -> WordList:
-    """The words of a mapping from token to row; rows without a token stand for no word."""
-    most = 2 * len(rows) + _MOST_FILLERS
-    wrong = [row for row in rows.values() if not _is_row(row, most)]
-    if wrong or not rows:
+def words_by_row(path: Path, rows: Iterable[Row]) -> WordList:
+    """The words of pairs of token and row; rows without a token stand for no word.
+
+    Raises:
+        DataError: no such pair, other numbers than rows, or two tokens in a row.
+    """
+    pairs = list(rows)
+    most = 2 * len(pairs) + _MOST_FILLERS
+    wrong = [row for _, row in pairs if not _is_row(row, most)]
+    if wrong or not pairs:
         found = f"{wrong[0]!r:.40}" if wrong else "no token"
         raise DataError(f"rows 0, 1, 2, ... for the tokens of {path}", found, _OWN)
-    symbols: List[Optional[str]] = [None] * (max(rows.values()) + 1)
-    for token, row in rows.items():
+    symbols: List[Optional[str]] = [None] * (max(row for _, row in pairs) + 1)
+    for token, row in pairs:
+        if symbols[row] not in (None, token):
+            found = f"{symbols[row]!r:.40} and {token!r:.40} in row {row}"
+            raise DataError(f"one token a row in {path}", found, _OWN)
         symbols[row] = token
     named = [f"row {row}" if symbol is None else symbol for row, symbol in enumerate(symbols)]
     left_out = [row for row, symbol in enumerate(symbols) if symbol is None or symbol in _PADDING]
@@ -131,38 +251,69 @@ def _is_row(row: Any, most: int) -> bool:
 
 
 def _from_json(path: Path) -> WordList:
-    content = read_json_object(path, "a tokenizer or vocabulary")
+    content = read_json(path, "a tokenizer or vocabulary")
+    if isinstance(content, list):  # of CTranslate2
+        check_type(next(iter(content), None), str, f"a list of tokens in {path}", _OWN, DataError)
+        return words_by_row(path, ((str(token), row) for row, token in enumerate(content)))
+    check_type(content, dict, f"a tokenizer or vocabulary in {path}", _OWN, DataError)
     if not isinstance(content.get("model"), dict):
-        rows = {**content, **_added_beside(path)}
-        return words_by_row(path, rows)
+        return words_by_row(path, _with_added(content.items(), _added_beside(path)))
     vocab = content["model"].get("vocab")
     if isinstance(vocab, list):  # of a unigram model: [[piece, log-probability], ...]
-        vocab = {
-            str(piece[0]) if isinstance(piece, list) and piece else str(piece): row
-            for row, piece in enumerate(vocab)
-        }
+        pieces = (piece[0] if isinstance(piece, list) and piece else piece for piece in vocab)
+        vocab = {str(piece): row for row, piece in enumerate(pieces)}
     check_type(vocab, dict, f"the tokens of a tokenizer, model.vocab, in {path}", _OWN, DataError)
     added = content.get("added_tokens")
-    tokens = (
-        [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    )
-    extra = {str(token.get("content")): token.get("id") for token in tokens}
-    return words_by_row(path, {**vocab, **extra})
+    tokens = added if isinstance(added, list) else []
+    extra = [
+        (str(token.get("content")), token.get("id")) for token in tokens if isinstance(token, dict)
+    ]
+    return words_by_row(path, _with_added(vocab.items(), extra))
 
 
-def _added_beside(path: Path) -> Dict[str, Any]:
-    """Tokens that were added to a vocab.json later stand in a file of their own."""
-    file = path.with_name("added_tokens.json")
-    added = read_json(file, "added tokens") if os.path.isfile(file) else {}
-    return added if isinstance(added, dict) else {}
+def _with_added(rows: Iterable[Row], added: Iterable[Row]) -> Iterator[Row]:
+    """The tokens of a vocabulary, and those that were added later, which take a token's place."""
+    later = dict(added)
+    taken = {row for row in later.values() if isinstance(row, int)}
+    for token, row in rows:
+        if token not in later and not (isinstance(row, int) and row in taken):
+            yield token, row
+    yield from later.items()
+
+
+def _added_beside(path: Path) -> Iterator[Row]:
+    """Tokens that were added to a vocabulary of transformers later stand in files of their own."""
+    added = _object_beside(path, "added_tokens.json")
+    yield from added.items()
+    settings = _object_beside(path, "tokenizer_config.json")
+    decoder = settings.get("added_tokens_decoder")
+    for row, token in decoder.items() if isinstance(decoder, dict) else ():
+        text = token.get("content") if isinstance(token, dict) else None
+        if isinstance(text, str) and str(row).isdigit():
+            yield text, int(row)
+
+
+def _object_beside(path: Path, name: str) -> Dict[str, Any]:
+    file = path.with_name(name)
+    content = read_json(file, "added tokens") if os.path.isfile(file) else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _from_numbered(path: Path) -> WordList:
+    return words_by_row(path, _numbered(_lines_of(path)) or [])
 
 
 def _from_lines(path: Path) -> WordList:
-    tokens = read_text(path).split("\n")
-    if tokens and not tokens[-1]:
-        tokens.pop()
-    rows = {token.rstrip("\r"): row for row, token in enumerate(tokens)}
-    return words_by_row(path, rows)
+    lines = _lines_of(path)
+    scored = [_SCORED_LINE.fullmatch(line) for line in lines]
+    if all(scored) and any(not match[2].isdigit() for match in scored if match):  # sentencepiece's
+        lines = [match[1] for match in scored if match]
+    elif sum(map(bool, map(_COLUMNS.match, lines))) > (1 - _FEW) * len(lines):
+        found = f"lines of several columns, such as {lines[-1][:60]!r}"
+        remedy = "Write one token a line, in the order of the table's rows."
+        raise DataError(f"{_KNOWN} at {path}", found, remedy)
+    rows = ((token, row) for row, token in enumerate(lines))
+    return words_by_row(path, _with_added(rows, _added_beside(path)))
 
 
 def _from_pieces(path: Path) -> WordList:
@@ -170,9 +321,16 @@ def _from_pieces(path: Path) -> WordList:
         import sentencepiece
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        return words_by_row(path, {model.id_to_piece(row): row for row in range(len(model))})
+        pieces = {model.id_to_piece(row): row for row in range(len(model))}
     except (OSError, RuntimeError) as error:
         raise DamagedError(f"a sentencepiece model at {path}", first_line(error)) from error
+    added = dict(_added_beside(path))
+    for piece, row in added.items():
+        if pieces.get(piece, row) != row:
+            wanted = f"pieces of {path} in the rows that the files of tokens beside it give"
+            found = f"{piece} in row {row} there, and as number {pieces[piece]} in the model"
+            raise DataError(wanted, found, "Give tokenizer.json, which fast tokenizers save.")
+    return words_by_row(path, _with_added(pieces.items(), added.items()))
 
 
 def words_of(
@@ -218,5 +376,8 @@ def _fitted_and_remark(
 ) -> Tuple[WordList, str]:
     words = read_vocabulary(path)
     extra = len(words.symbols) - rows
+    if extra == len(SPECIALS) and is_dictionary(path):
+        # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
+        return words.without_specials(), f"{where}; a row for each line"
     remark = f"{where}; words without a row: {extra}" if extra > 0 else where
     return fitted(words, rows, table, model), remark

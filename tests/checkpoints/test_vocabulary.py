@@ -1,13 +1,20 @@
 """The words of a table and their counts, from every kind of file that names them."""
 
+import base64
 import json
 
 import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.dictionary import WordList, read_counts, with_counts
-from spectral_fairseq.checkpoints.vocabulary import fitted, read_vocabulary, vocabulary_file
+from spectral_fairseq.checkpoints.vocabulary import (
+    fitted,
+    is_dictionary,
+    read_vocabulary,
+    vocabulary_file,
+)
 from spectral_fairseq.errors import DataError
 from tests.checkpoints.made import save_dictionary
 
@@ -29,15 +36,134 @@ FILES = {
 }
 
 
+# The same words as other tools write them.
+OTHERS = {
+    "ctranslate2.json": json.dumps(TOKENS),
+    "marian.yml": '"<pad>": 0\na: 1\n"\\u2581b": 2\n\'c\': 3\n',
+    "unsorted.yml": 'a: 1\nc: 3\n"<pad>": 0\n\u2581b: 2\n',
+    "qwen.tiktoken": "".join(
+        f"{base64.b64encode(token.encode()).decode()} {row}\n" for row, token in enumerate(TOKENS)
+    ),
+    "kaldi.txt": "".join(f"{token} {row}\n" for row, token in enumerate(TOKENS)),
+    "tabs.txt": "".join(f"{token}\t{row}\n" for row, token in enumerate(TOKENS)),
+    "rows first": "".join(f"{row} {token}\n" for row, token in enumerate(TOKENS)),
+    "spiece.vocab": "<pad>\t0\na\t-1.5\n\u2581b\t-2\nc\t-3.25e-1\n",
+    "bom/vocab.txt": "\ufeff" + "\r\n".join(TOKENS),
+}
+FILES.update(OTHERS)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_kind_of_file(name, tmp_path):
-    (tmp_path / name).write_text(FILES[name], "utf-8")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(FILES[name].encode())
     words = read_vocabulary(tmp_path / name)
+    assert not is_dictionary(tmp_path / name)
     assert words.symbols == TOKENS and words.uncounted_rows() == [0] and not words.has_counts
 
 
 def test_dict_txt_has_counts(tmp_path):
     assert read_vocabulary(save_dictionary(tmp_path / "dict.txt", 5)).has_counts
+
+
+def test_rwkv_counts_its_rows_from_1(tmp_path):
+    lines = ("1 '\\x00' 1", "2 b'\\xff' 1", "3 ' \u0153' 3", '4 "a\'b" 3')
+    (tmp_path / "rwkv.txt").write_text("\n".join(lines), "utf-8")
+    words = read_vocabulary(tmp_path / "rwkv.txt")
+    assert words.symbols == ["row 0", "\x00", "\\xff", " \u0153", "a'b"]
+    assert words.uncounted_rows() == [0]
+
+
+def test_a_file_of_tiktoken_under_the_name_of_a_sentencepiece_model(tmp_path):
+    (tmp_path / "tokenizer.model").write_text(OTHERS["qwen.tiktoken"])
+    assert read_vocabulary(tmp_path / "tokenizer.model").symbols == TOKENS
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["0 1\n1 1\n2 1\n", "0 7\n1 9\n2 8\n", "the 9\na 9\nb 2\n", "a: 5\nb: 4\n", "abcd 1\n"],
+    ids=["units of speech", "counted units", "words", "colons", "one word"],
+)
+def test_lines_of_a_dict_txt(content, tmp_path):
+    (tmp_path / "dict.txt").write_text(content)
+    assert is_dictionary(tmp_path / "dict.txt")
+    counts = [int(line.split()[1]) for line in content.splitlines()]
+    assert read_vocabulary(tmp_path / "dict.txt").counts[4:] == counts
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("onmt.vocab", "the\t50\na\t40\n"),
+        ("vocab.txt", "the 50\na 40\n"),  # of GloVe
+        ("words.csv", "the,0\na,1\n"),
+        ("merges.txt", "#version: 0.2\n" + "t h\nth e</w>\n" * 10),
+        ("codes", "t h 500\nth e</w> 400\n"),  # of fastBPE
+        ("counts.json", '{"the": 3, "a": 2, "b": 2}'),
+        ("list.json", "[1, 2]"),
+        ("gensim.txt", "3\n" + "0\tthe\t9\n1\ta\t5\n" * 10),
+    ],
+)
+def test_columns_are_no_tokens(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=name):
+        read_vocabulary(tmp_path / name)
+
+
+def test_a_token_that_is_there_twice_has_both_rows(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\na\nb\na\n")
+    words = read_vocabulary(tmp_path / "vocab.txt")
+    assert words.symbols == ["[PAD]", "a", "b", "a"] and words.uncounted_rows() == [0]
+
+
+def test_words_and_counts_without_the_rows_that_fairseq_adds(tmp_path):
+    """word2vec writes such a vocabulary of its vectors; a dict.txt belongs to four more rows."""
+    path = save_dictionary(tmp_path / "vocab", 60)
+    for rows, third in ((60, "w2"), (64, "</s>")):
+        weight = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
+        weight[2] = 0
+        report = analyze(weight, dictionary=path).to_dict()["checkpoints"][0]
+        assert [one["word"] for one in report["untrained"]] == [third]
+        assert report["table"]["words"] == rows - (rows == 64)
+
+
+def added_tokens(kind):
+    """Files that name five tokens of the rows 60 to 64."""
+    tokens = {f"<new{number}>": 60 + number for number in range(5)}
+    if kind == "added_tokens.json":
+        return json.dumps(tokens)
+    decoder = {str(row): {"content": token} for token, row in tokens.items()}
+    return json.dumps({"added_tokens_decoder": {**decoder, "0": {"content": "w0"}}})
+
+
+@pytest.mark.parametrize("kind", ["added_tokens.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["vocab.json", "vocab.txt", "tokenizer.model"])
+def test_added_tokens_are_words(kind, name, tmp_path):
+    tokens = [f"w{row}" for row in range(60)]
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / kind).write_text(added_tokens(kind))
+    if name == "tokenizer.model":
+        sentencepiece = pytest.importorskip("sentencepiece")
+        (tmp_path / "text").write_text("\n".join(["abcdefghijklmnopqrstuvwxyz wxyz w0 vwxyz"] * 20))
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text"),
+            model_prefix=str(tmp_path / "tokenizer"),
+            vocab_size=60,
+            model_type="bpe",
+            unk_piece="w0",
+            minloglevel=2,
+            hard_vocab_limit=False,
+        )
+    elif name == "vocab.json":
+        (tmp_path / name).write_text(json.dumps({token: row for row, token in enumerate(tokens)}))
+    else:
+        (tmp_path / name).write_text("\n".join(tokens))
+    weight = torch.randn(65, 16, generator=torch.Generator().manual_seed(0))
+    weight[62] = 0
+    torch.save({"model.embed_tokens.weight": weight}, tmp_path / "pytorch_model.bin")
+    report = analyze(tmp_path).to_dict()["checkpoints"][0]
+    assert report["table"]["words"] == 65
+    assert [one["word"] for one in report["untrained"]] == ["<new2>"]
 
 
 def test_a_sentencepiece_model(tmp_path):
