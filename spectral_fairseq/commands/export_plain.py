@@ -42,10 +42,11 @@ from spectral_fairseq.errors import (
     first_line,
     needs_extra,
 )
-from spectral_fairseq.plugin.architectures import SpectralTransformer, SpectralTransformerLM
 from spectral_fairseq.plugin.counts import building_for
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.registry import FlatTransformerConfig
+from spectral_fairseq.plugin.transformer import SpectralTransformer
+from spectral_fairseq.plugin.transformer_lm import SpectralTransformerLM
 
 # Build the models of checkpoints without their data, and compare the logits of two.
 

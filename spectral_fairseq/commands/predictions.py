@@ -30,8 +30,8 @@ from spectral_fairseq.functional.hidden_states import SequenceCosine, StateStati
 from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import StreamReader
+from spectral_fairseq.plugin.corpus import Corpus
 from spectral_fairseq.plugin.find import decoder_of
-from spectral_fairseq.plugin.streams import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.

@@ -14,7 +14,9 @@ from spectral_fairseq import compat
 PARTS = (
     "spectral_fairseq.plugin.criterion",
     "spectral_fairseq.plugin.awd_lstm",
-    "spectral_fairseq.plugin.architectures",
+    "spectral_fairseq.plugin.transformer",
+    "spectral_fairseq.plugin.transformer_lm",
+    "spectral_fairseq.plugin.lstm",
     "spectral_fairseq.plugin.transformer_xl",
     "spectral_fairseq.plugin.muon",
     "spectral_fairseq.plugin.nt_asgd",

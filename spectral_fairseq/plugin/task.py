@@ -27,16 +27,10 @@ from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.streams import (
-    SHORTEST,
-    Corpus,
-    SlotCarries,
-    StreamIterator,
-    Streams,
-    fixed_lengths,
-    sampled_lengths,
-    sentences_in,
-)
+from spectral_fairseq.plugin.corpus import Corpus, sentences_in
+from spectral_fairseq.plugin.segment_lengths import SHORTEST, fixed_lengths, sampled_lengths
+from spectral_fairseq.plugin.stream_iterator import SlotCarries, StreamIterator
+from spectral_fairseq.plugin.streams import Streams
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
 
 Five features change something else instead: ``checks.py``, ``counts.py``, ``cpu.py``, ``groups.py``
-and ``streams.py`` have patches of their own.
+and ``stream_iterator.py`` have patches of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.adam import FUSED_ADAM
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
-from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
+from spectral_fairseq.plugin.checks import Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
 from spectral_fairseq.plugin.criterion import Updates
@@ -22,7 +22,8 @@ from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.muon import MuonMatrices
 from spectral_fairseq.plugin.nt_asgd import Averages
 from spectral_fairseq.plugin.products import CHOSEN_PRODUCTS, ChosenProducts
-from spectral_fairseq.plugin.streams import STREAMS
+from spectral_fairseq.plugin.restored_tables import TABLE_KINDS
+from spectral_fairseq.plugin.stream_iterator import STREAMS
 
 LISTENERS = (
     WaysOfTraining,  # refuses before anything else looks at the tables

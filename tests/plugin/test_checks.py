@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.checks import check_experts, check_shared, check_tables
+from spectral_fairseq.plugin.restored_tables import check_experts, check_shared, check_tables
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, take_updates
 

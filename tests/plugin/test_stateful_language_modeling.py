@@ -17,7 +17,7 @@ from spectral_fairseq.errors import (
     UnsupportedError,
 )
 from spectral_fairseq.plugin.control_trainer import trained_weights
-from spectral_fairseq.plugin.streams import Corpus
+from spectral_fairseq.plugin.corpus import Corpus
 from spectral_fairseq.plugin.task import (
     StatefulLanguageModelingConfig,
     StatefulLanguageModelingTask,

@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.plugin.streams import (
-    Corpus,
-    StreamIterator,
-    Streams,
-    fixed_lengths,
-    sampled_lengths,
-)
+from spectral_fairseq.plugin.corpus import Corpus
+from spectral_fairseq.plugin.segment_lengths import fixed_lengths, sampled_lengths
+from spectral_fairseq.plugin.stream_iterator import StreamIterator
+from spectral_fairseq.plugin.streams import Streams
 
 PAD, EOS = 1, 2
 

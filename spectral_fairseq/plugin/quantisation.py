@@ -1,0 +1,89 @@
+"""What fairseq's quantisation takes from under a feature is refused before training.
+
+``--quantization-config-path`` replaces layers when the first epoch begins and between its
+stages: what a feature holds of the layer before is then no part of the model, and its work has no
+effect. ``--quant-noise-scalar`` lets an output layer compute its scores from a quantised copy of
+its table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Set, Tuple
+
+from fairseq.modules.quantization.pq.utils import get_layers
+from fairseq.modules.quantization.scalar.modules import IntLinear
+
+from spectral_fairseq import refusals
+from spectral_fairseq.embeddings import Table
+from spectral_fairseq.heads import Head
+from spectral_fairseq.plugin.criterion import Objective, objectives_in
+from spectral_fairseq.plugin.likelihood import LOSS_FORM
+from spectral_fairseq.plugin.objective import Inputs
+
+_FLAG = "--quantization-config-path"
+
+
+def check_quantisation(trainer: Any) -> None:
+    """Refuse what quantisation would leave without effect, or end later; before the first epoch.
+
+    Raises:
+        UnsupportedError: a layer to be replaced that something holds; an optimiser to be built anew
+            that has to last; or scores that would not be those of the output layer.
+    """
+    quantizer = getattr(trainer, "quantizer", None)
+    if quantizer is not None:
+        _check_optimizer(trainer)
+        _check_layers(trainer, quantizer.layers_to_quantize)
+    for objective in objectives_in(trainer):
+        flag = _flag_of_own_scores(objective)
+        if flag:
+            refusals.QUANTISED_SCORES.check(trainer.cfg, flag)
+
+
+def _check_optimizer(trainer: Any) -> None:
+    name = str(getattr(trainer.cfg.optimizer, "_name", ""))
+    if name in ("muon", "nt_asgd"):
+        raise refusals.REBUILT_OPTIMIZER.error(_FLAG, f"--optimizer {name}")
+
+
+def _check_layers(trainer: Any, patterns: List[str]) -> None:
+    model = trainer.get_model()
+    modules = dict(model.named_modules())
+    names = [name for pattern in patterns for name in get_layers(model, pattern)]
+    for name in names:
+        parts = name.split(".")
+        owners = (modules.get(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+        for owner in owners:
+            if isinstance(owner, (Table, Head)):
+                _refuse(name, f"a {type(owner).__name__}")
+    replaced = {name: modules[name] for name in names if name in modules}
+    for flag, held in _held(trainer):
+        for name, module in replaced.items():
+            if held & {id(module), *map(id, module.parameters(recurse=False))}:
+                _refuse(name, flag)
+
+
+def _refuse(name: str, ours: str) -> None:
+    raise refusals.REPLACED_LAYERS.error(f"{_FLAG} that replaces {name}", ours)
+
+
+def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
+    """Flags, and the ids of the parameters or modules that they hold on to."""
+    for objective in objectives_in(trainer):
+        table = objective.control.controlled(Inputs(objective.parts))
+        if table is not None:
+            yield table.flag, _ids([table.parameter])
+
+
+def _ids(held: Any) -> Set[int]:
+    return {id(tensor) for tensor in held}
+
+
+def _flag_of_own_scores(objective: Objective) -> str:
+    """The flag for which scores are computed beside fairseq's output layer; empty without one."""
+    term = objective.likelihood
+    if not isinstance(term.head, IntLinear):  # of tied tables fairseq quantises the look-up alone
+        return ""
+    if term.makes_scores:
+        return term.flag
+    return f"{LOSS_FORM.flag} blockwise" if objective.form.blockwise else ""
