@@ -19,7 +19,8 @@ def import_all(name):
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
         import_all(f"{name}.{found.name}")
 
-PACKAGES = "errors files provenance functional methods embeddings heads lm checkpoints analysis compat"
+PACKAGES = "errors files provenance functional methods embeddings heads lm checkpoints analysis"
+PACKAGES += " compat"
 for package in ["training", *PACKAGES.split()]:
     import_all(f"spectral_fairseq.{package}")
 """

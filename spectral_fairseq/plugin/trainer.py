@@ -1,7 +1,6 @@
 """What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
 
-Five features change something else instead: ``checks.py``, ``counts.py``, ``cpu.py``, ``groups.py``
-and ``stream_iterator.py`` have patches of their own.
+Features that change something else have patches in files of their own; ``PATCHES`` names them.
 """
 
 from __future__ import annotations
