@@ -1,12 +1,15 @@
 """Spectrum control and measures as callbacks: of transformers' Trainer and of Lightning.
 
-Each class needs its own framework alone; the other one may be absent. Import this module before
-``transformers.Trainer``, which fails beside a torchaudio of another build of torch.
+:class:`SpectralCallback` is one of either framework, and the other one may be absent. It takes the
+trainer, the model and its optimiser from the framework when training begins, as every callback of
+them does. Import this module before ``transformers.Trainer``, which fails beside a torchaudio of
+another build of torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any, Dict, List, Optional
 
 from torch import Tensor
@@ -21,10 +24,10 @@ from spectral_fairseq.errors import (
     missing_package,
 )
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
-from spectral_fairseq.training.control import SpectrumControl
+from spectral_fairseq.training.control import SpectrumControl, share_of_rate
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import output_layer, without_wrappers
+from spectral_fairseq.training.modules import check_trained, output_layer, without_wrappers
 from spectral_fairseq.training.tables import check_decay
 
 
@@ -32,9 +35,13 @@ class _Missing:
     """Stands for the base class of a framework that is not installed."""
 
 
+class _MissingToo(_Missing):
+    """Stands for that of the other one."""
+
+
 _Trainer: Any = _Missing
 _Exportable: Any = type("_Exportable", (), {})
-_Lightning: Any = _Missing
+_Lightning: Any = _MissingToo
 _KEEPS_STATES = False  # whether checkpoints of Trainer hold the states of callbacks
 skip_broken_torchaudio()
 try:
@@ -66,12 +73,8 @@ def _never_called(hook: str, trainer: Any) -> UnsupportedError:
     )
 
 
-def _check(base: Any, package: str, measure_every: int) -> None:
-    if base is _Missing:
-        raise missing_package(package, "for its callback")
-    if measure_every and importlib.util.find_spec("numpy") is None:
-        raise missing_package("numpy", "for `measure_every`")
-    check_range("`measure_every`", measure_every, at_least=0, whole=True)
+def _is_there(base: Any) -> bool:
+    return not issubclass(base, _Missing)
 
 
 def _hands_on(model: Any) -> bool:
@@ -90,65 +93,45 @@ def _measures(model: Any) -> Dict[str, float]:
     return {f"table/{name}": value for name, value in measures.items()}
 
 
-def _share(control: SpectrumControl, optimizer: Any) -> float:
-    """The present learning rate of the controlled table, as a share of the highest of its schedule.
-
-    The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
-    above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
-    the first rate counts as the highest, and is kept with the optimiser's state from then on.
-    """
-    weight = control.weight
-    groups = optimizer.param_groups
-    table_groups = [
-        group for group in groups if any(parameter is weight for parameter in group["params"])
-    ]
-    group = (table_groups or groups)[0]
-    if group["lr"] is None:  # Adafactor chooses its rate itself
-        return 1.0
-    group.setdefault("initial_lr", float(group["lr"]))
-    highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
-    return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
+def _trainer_of(callback: Any) -> Any:
+    """The trainer that calls this callback; Trainer hands its callbacks everything but itself."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        handler = getattr(caller, "callback_handler", None)
+        if any(one is callback for one in getattr(handler, "callbacks", ())):
+            return caller
+        frame = frame.f_back
+    return None
 
 
-class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
-    """Control and measures for ``transformers.Trainer``.
+class _Shared:
+    """What both frameworks share: the control, and the model that it is of."""
 
-    The control follows the steps that the optimiser really takes, at the learning rate as a share
-    of its schedule's highest one. Trainer's checkpoints hold its state, and a resumed training goes
-    on with it. Add it to the trainer with ``add_callback``.
+    control: Optional[SpectrumControl]
+    measure_every: int
+    plain_at_end: bool
+    _takes_model: bool
 
-    Args:
-        trainer: whose model is trained, and through which measures are logged.
-        control: of its model; ``None`` measures only.
-        measure_every: steps between two measures of the output table, which are logged as
-            ``table/mean_cosine`` and so on; 0 for none.
-        plain_at_end: take tables and fused losses off the model when the training ends, with
-            :func:`~spectral_fairseq.training.losses.plain_`, so that ``trainer.save_model()`` saves
-            a plain model.
+    def _take(self, model: Any) -> None:
+        """Bind the control to the model that is trained, or see that it is.
 
-    Raises:
-        ConfigurationError: transformers is not installed, or older than 4.42 and a control is
-            given, or ``measure_every`` is negative.
-    """
+        Raises:
+            ConfigurationError: it is of another model.
+        """
+        if self.control is None:
+            return
+        if self._takes_model:
+            self.control.bind(model)
+        check_trained(self.control.weight, model, "SpectrumControl")
 
-    def __init__(
-        self,
-        trainer: Any,
-        control: Optional[SpectrumControl] = None,
-        *,
-        measure_every: int = 0,
-        plain_at_end: bool = False,
-    ) -> None:
-        _check(_Trainer, "transformers", measure_every)
-        if control is not None and not _KEEPS_STATES:
-            raise ConfigurationError(
-                "a transformers that calls a control and saves its state: 4.42 or newer",
-                f"transformers {distribution_version('transformers')}",
-                "Install a newer one, or measure without a control.",
-            )
-        self.trainer, self.control = trainer, control
-        self.measure_every, self.plain_at_end = measure_every, plain_at_end
-        self._is_called = False
+
+class _InTrainer(_Shared):
+    """What ``transformers.Trainer`` calls."""
+
+    trainer: Any
+    _is_called = False
+    _beside_loss: Optional[Dict[str, float]] = None
 
     def state(self) -> Dict[str, Any]:
         """What Trainer writes into ``trainer_state.json``."""
@@ -159,6 +142,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Check how the model is trained, and go on with the state of a checkpoint."""
+        self.trainer = _trainer_of(self) or self.trainer
         if self.plain_at_end:
             check_plain(model)  # before the training, not after it
         self._check_smoothing(float(getattr(args, "label_smoothing_factor", 0.0)), model)
@@ -170,14 +154,39 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
             )
         check_decay(kwargs.get("optimizer"))
         if getattr(args, "restore_callback_states_from_checkpoint", False):
-            found = "restore_callback_states_from_checkpoint, which makes them without a trainer"
+            found = "restore_callback_states_from_checkpoint, which makes them without a control"
             remedy = "Leave it out: this callback restores its own state."
             raise UnsupportedError("callbacks that are made once", found, remedy)
+        loss = self._loss(model)
+        if loss is not None:
+            loss.check_of(model)
+        self._take(model)
+        self._stand_before_reports()
         if not _KEEPS_STATES:
+            _refuse_old_transformers(self.control)
             return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if self.control is not None and state.global_step:
             self._resume(self.control, saved if isinstance(saved, list) else [saved])
+
+    def _stand_before_reports(self) -> None:
+        """Take a place behind Trainer's own flow of control, and before what reports its logs.
+
+        W&B, TensorBoard and the like come first among the callbacks of a Trainer, and would report
+        a loss without the measures beside it.
+        """
+        callbacks = getattr(getattr(self.trainer, "callback_handler", None), "callbacks", [])
+        if self not in callbacks:
+            return
+        first = [type(one).__name__ == "DefaultFlowCallback" for one in callbacks]
+        place = first.index(True) + 1 if True in first else 0
+        while place < len(callbacks) and isinstance(callbacks[place], _InTrainer):
+            if callbacks[place] is self:
+                return
+            place += 1
+        # In the middle of a walk along this list: those before it have been called, and stay so.
+        callbacks.remove(self)
+        callbacks.insert(place, self)
 
     def _check_smoothing(self, factor: float, model: Any) -> None:
         """Refuse label smoothing that Trainer would leave to a loss that does not know of it."""
@@ -226,7 +235,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         """Change the table if that is due after this step."""
         self._is_called = True
         if self.control is not None and not getattr(optimizer, "step_was_skipped", False):
-            self.control.step(_share(self.control, optimizer))
+            self.control.step(share_of_rate(self.control, optimizer))
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
@@ -235,59 +244,74 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         if self.control is not None and not self._is_called:
             raise _never_called("on_optimizer_step", self.trainer)
         due = self.measure_every and state.global_step % self.measure_every == 0
-        if due and state.is_world_process_zero:
-            measures = {**_measures(model), **self._of_loss(model)}
-            if measures:
-                self.trainer.log(measures)
+        if not (due and state.is_world_process_zero):
+            return
+        measures = {**_measures(model), **self._of_loss(model)}
+        if control.should_log:  # Trainer logs the loss of this step next
+            self._beside_loss = measures
+        elif measures:
+            self._log_alone(measures)
+
+    def _log_alone(self, measures: Dict[str, float]) -> None:
+        """Log measures of a step whose loss is not logged.
+
+        TRL's trainers would add the means of their own metrics since the last log to these.
+        """
+        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+        log = kind.log if isinstance(self.trainer, kind) else type(self.trainer).log
+        log(self.trainer, measures)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Put measures beside the loss of their step, in the history and for all that report it."""
+        if self._beside_loss and logs is not None and "loss" in logs:
+            logs.update(self._beside_loss)
+            state.log_history[-1].update(self._beside_loss)
+            self._beside_loss = None
+
+    def _loss(self, model: Any) -> Optional[TokenLoss]:
+        """The loss of this package with which the model is trained, if it is one."""
+        loss = getattr(self.trainer, "compute_loss_func", None)
+        if not isinstance(loss, TokenLoss) and model is not None:
+            loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
+        return loss if isinstance(loss, TokenLoss) else None
 
     def _of_loss(self, model: Any) -> Dict[str, float]:
         """The mean of (log Z)^2, where the loss has it."""
-        loss = getattr(self.trainer, "compute_loss_func", None)
-        if not isinstance(loss, TokenLoss):
-            loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
-        mean_square = getattr(loss, "mean_square", None)
+        mean_square = getattr(self._loss(model), "mean_square", None)
         return {} if mean_square is None else {"z_loss": float(mean_square)}
 
-    def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        """Make the model plain, if asked to."""
-        if self.plain_at_end:
-            plain_(model)
+
+def _refuse_old_transformers(control: Optional[SpectrumControl]) -> None:
+    if control is not None:
+        raise ConfigurationError(
+            "a transformers that calls a control and saves its state: 4.42 or newer",
+            f"transformers {distribution_version('transformers')}",
+            "Install a newer one, or measure without a control.",
+        )
 
 
-class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
-    """Control and measures for ``lightning.pytorch.Trainer`` with one optimiser.
+class _InLightning(_Shared):
+    """What ``lightning.pytorch.Trainer`` calls."""
 
-    Lightning's checkpoints hold the state of the control.
-
-    Args:
-        control: of the model inside the ``LightningModule``.
-        measure_every: steps between two measures of the controlled table, or else of the output
-            table that is found in the module, which are logged as ``table/mean_cosine`` and so on;
-            0 for none.
-
-    Raises:
-        ConfigurationError: Lightning is not installed, or ``measure_every`` is negative.
-        UnsupportedError: several optimisers.
-    """
-
-    def __init__(
-        self, control: Optional[SpectrumControl] = None, *, measure_every: int = 0
-    ) -> None:
-        _check(_Lightning, "lightning", measure_every)
-        self.control, self.measure_every = control, measure_every
-        self._steps = 0
-        self._rate: Optional[float] = None
+    _steps = 0
+    _rate: Optional[float] = None
+    _loaded: Optional[Dict[str, Any]] = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse several optimisers, and one that lets a factored table decay three times."""
+        """Take the model, and refuse what the control cannot follow.
+
+        Several optimisers are refused, and one that lets a factored table decay three times.
+        """
         count, remedy = len(trainer.optimizers), f"{_STEP_YOURSELF}, in training_step."
         if count:
-            what = "optimiser, for SpectralLightningCallback"
+            what = "optimiser, for SpectralCallback"
             check_count(count, 1, what, remedy, UnsupportedError)
-
         check_decay(trainer.optimizers[0] if trainer.optimizers else None)
+        if self.plain_at_end:
+            check_plain(pl_module)
+        self._take(pl_module)
+        if self.control is not None and self._loaded:
+            self.control.load_state_dict(self._loaded)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from the step that is resumed."""
@@ -300,7 +324,7 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Take note of the learning rate of the step, which the schedule changes afterwards."""
         if self.control is not None:
-            self._rate = _share(self.control, optimizer)
+            self._rate = share_of_rate(self.control, optimizer)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -314,16 +338,98 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
                 raise _never_called("on_before_optimizer_step", trainer)
             self.control.step(self._rate)
         due = self.measure_every and self._steps % self.measure_every == 0
-        if due and trainer.is_global_zero and trainer.logger is not None:
+        if due and trainer.is_global_zero and trainer.loggers:
             measures = _measures(pl_module if self.control is None else self.control.weight)
-            if measures:
-                trainer.logger.log_metrics(measures, step=self._steps)
+            for logger in trainer.loggers if measures else ():
+                logger.log_metrics(measures, step=self._steps)
 
     def state_dict(self) -> Dict[str, Any]:
         """What Lightning's checkpoints hold."""
         return {} if self.control is None else self.control.state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Go on with the state of the checkpoint that is resumed."""
-        if self.control is not None and state_dict:
-            self.control.load_state_dict(state_dict)
+        """Go on with the state of the checkpoint that is resumed, once the model is there."""
+        self._loaded = state_dict
+
+
+class SpectralCallback(  # type: ignore[misc]
+    _InTrainer, _InLightning, _Trainer, _Exportable, _Lightning
+):
+    """Control and measures for ``transformers.Trainer`` and for ``lightning.pytorch.Trainer``.
+
+        Trainer(model, arguments, callbacks=[SpectralCallback(control=SpectrumControl(slack=2))])
+
+    The control follows the steps that the optimiser really takes, at the learning rate as a share
+    of its schedule's highest one. Checkpoints of the trainer hold its state, and a resumed training
+    goes on with it. In Lightning there has to be one optimiser.
+
+    Args:
+        control: a :class:`~spectral_fairseq.training.control.SpectrumControl` that was made without
+            a model is bound to the one that is trained, whenever a training begins; one of a model
+            has to be of that one. ``None`` measures only.
+        measure_every: steps between two measures of the output table, which are logged as
+            ``table/mean_cosine`` and so on, beside the loss where that is logged; 0 for none.
+        plain_at_end: take tables and fused losses off the model when the training ends, with
+            :func:`~spectral_fairseq.training.losses.plain_`, so that a plain model is saved.
+
+    Raises:
+        ConfigurationError: neither framework is installed, or ``measure_every`` is negative. When
+            training begins: a control of another model, or a transformers older than 4.42 and a
+            control.
+        UnsupportedError: when training begins, several optimisers of Lightning.
+    """
+
+    def __init__(
+        self,
+        control: Optional[SpectrumControl] = None,
+        *,
+        measure_every: int = 0,
+        plain_at_end: bool = False,
+    ) -> None:
+        if not (_is_there(_Trainer) or _is_there(_Lightning)):
+            raise missing_package("transformers", "or lightning, for their callback")
+        if measure_every and importlib.util.find_spec("numpy") is None:
+            raise missing_package("numpy", "for `measure_every`")
+        check_range("`measure_every`", measure_every, at_least=0, whole=True)
+        self.trainer: Any = None
+        self.control, self._takes_model = control, control is not None and not control.is_bound
+        self.measure_every, self.plain_at_end = measure_every, plain_at_end
+
+    def on_train_end(self, trainer: Any, state: Any, control: Any = None, **kwargs: Any) -> None:
+        """Make the model plain, if asked to; both frameworks call it, in their own ways."""
+        if self.plain_at_end:
+            plain_(kwargs.get("model", state))
+
+
+class SpectralTrainerCallback(SpectralCallback):
+    """:class:`SpectralCallback` for a ``transformers.Trainer`` that is made before it.
+
+    Args:
+        trainer: to which it is added, with ``add_callback``.
+        control: as for :class:`SpectralCallback`.
+        **options: likewise.
+    """
+
+    def __init__(
+        self, trainer: Any, control: Optional[SpectrumControl] = None, **options: Any
+    ) -> None:
+        if not _is_there(_Trainer):
+            raise missing_package("transformers", "for its callback")
+        if not _KEEPS_STATES:
+            _refuse_old_transformers(control)
+        super().__init__(control, **options)
+        self.trainer = trainer
+
+
+class SpectralLightningCallback(SpectralCallback):
+    """:class:`SpectralCallback` under the name that it has for Lightning alone.
+
+    Args:
+        control: as for :class:`SpectralCallback`.
+        **options: likewise.
+    """
+
+    def __init__(self, control: Optional[SpectrumControl] = None, **options: Any) -> None:
+        if not _is_there(_Lightning):
+            raise missing_package("lightning", "for its callback")
+        super().__init__(control, **options)

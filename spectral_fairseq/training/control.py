@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.errors import ConfigurationError, check_choice, check_range, listed
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    UnsupportedError,
+    check_choice,
+    check_range,
+    listed,
+)
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.row_penalties import (
@@ -45,6 +52,7 @@ from spectral_fairseq.training.modules import (
     check_has_owner,
     check_not_sharded,
     check_table,
+    check_trained,
     excluded_rows,
     output_layer,
     rows_of_padding,
@@ -121,7 +129,8 @@ class SpectrumControl:
         model: a model with an output layer (of transformers, or with an ``lm_head``), a layer, or
             a weight of shape (N, d) that stays the trained one. The table of a model is looked up
             at each step, so it may be moved, compiled, or wrapped by ``DistributedDataParallel``
-            afterwards.
+            afterwards. ``None`` leaves it to :meth:`bind`, which the callbacks of
+            :mod:`spectral_fairseq.training.callbacks` call with the model that is trained.
         decay: eta, the share of the way to the target for each step at the highest learning rate,
             in [0, 1]; 0 leaves the spectrum alone.
         centering: eta', likewise for the mean vector.
@@ -155,7 +164,7 @@ class SpectrumControl:
 
     def __init__(
         self,
-        model: Union[nn.Module, Tensor],
+        model: Optional[Union[nn.Module, Tensor]] = None,
         *,
         decay: float = 0.01,
         slack: float = 3.0,
@@ -174,24 +183,56 @@ class SpectrumControl:
         self.rule = ControlRule(decay, slack, centering, every, start, side, scale)
         self._prior = Prior(prior, c1, c2, gamma)
         self.updates = 0
-        self._model, self._group, self._checked = model, group, False
-        weight = self.weight
+        self._start_norm: Optional[float] = None
+        self._given_excluded, self._group = excluded, group
+        self._model: Optional[Union[nn.Module, Tensor]] = None
+        if model is not None:
+            self.bind(model)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it has a table."""
+        return self._model is not None
+
+    def bind(self, model: Union[nn.Module, Tensor]) -> None:
+        """Control the table of a model from now on, with no step taken so far.
+
+        Args:
+            model: as for the constructor.
+
+        Raises:
+            ConfigurationError: as the constructor.
+            UnsupportedError: likewise.
+        """
+        self._model, self._checked, self.updates = model, False, 0
+        self._left: Optional[Tensor] = None
+        weight, excluded = self.weight, self._given_excluded
         if excluded is None and isinstance(model, nn.Module):
             excluded = rows_of_padding(without_wrappers(model), weight)
         self.excluded = excluded_rows(excluded or (), weight.size(0))
         count, dim = weight.size(0) - len(self.excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.spectrum(dim, 1.0)
-        self._start_norm: Optional[float] = None
+        self._start_norm = None
         if not weight.is_meta:
             self._start_norm = self._norm(weight)
             if not math.isfinite(self._start_norm):
                 check_finite(weight.detach(), "the table")
 
+    def _bound_model(self) -> Union[nn.Module, Tensor]:
+        if self._model is None:
+            raise ConfigurationError(
+                "a SpectrumControl of a model",
+                "one that was made without",
+                "Pass the model to SpectrumControl or to its bind, or the control to "
+                "SpectralCallback, which takes the model that is trained.",
+            )
+        return self._model
+
     @property
     def weight(self) -> Tensor:
         """The table as it is now, shape (N, d), which is checked as in the constructor."""
-        weight = weight_of(self._model, "SpectrumControl")
+        weight = weight_of(self._bound_model(), "SpectrumControl")
         if row_shard(weight) is None:
             check_not_sharded(weight)
         check_table(weight, "SpectrumControl")
@@ -213,6 +254,7 @@ class SpectrumControl:
             DataError: the table has infinity or NaN in it; no worker writes anything then.
         """
         check_range("`rate`", rate, at_least=0)
+        self._bound_model()
         self.updates += 1
         if not self.rule.is_due(self.updates):
             return False
@@ -226,8 +268,49 @@ class SpectrumControl:
         plan = functools.partial(self.plan, weight, rate)
         together = part.group is not None
         change = shared_plan(plan, part.rows, group=group, first=first, together=together)
+        if rate > 0:
+            self._warn_if_untrained(part.rows)
         apply_change_(part.rows, change, excluded)
+        self._left = _some_rows(part.rows)
         return True
+
+    def _warn_if_untrained(self, rows: Tensor) -> None:
+        """Say it once if nothing but this control has changed the table since the last time."""
+        if self._left is not None and torch.equal(self._left, _some_rows(rows)):
+            warnings.warn(
+                "SpectrumControl has found its table twice as it had left it: if the model that is "
+                "trained is another one, such as a copy, make the control of that one",
+                stacklevel=3,
+            )
+            self._left = None
+
+    def follow(self, optimizer: Any) -> SpectrumControl:
+        """Call :meth:`step` after each step that an optimiser takes, at its rate of that step.
+
+            control = SpectrumControl(model)
+            control.follow(optimizer)
+
+        A step that is skipped, as by a ``GradScaler``, counts for nothing. The share of the highest
+        rate is that of :func:`share_of_rate`.
+
+        Args:
+            optimizer: of torch, or as accelerate prepares it.
+
+        Returns:
+            This control.
+
+        Raises:
+            ConfigurationError: the optimiser does not have the table.
+            UnsupportedError: before torch 2.0, whose optimisers call nobody.
+        """
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # inside that of accelerate
+        check_trained(self.weight, optimizer.param_groups, "SpectrumControl")
+        if not hasattr(optimizer, "register_step_post_hook"):
+            wanted = "an optimiser of torch 2.0 or newer, which tells of its steps"
+            found = f"{type(optimizer).__name__} without register_step_post_hook"
+            raise UnsupportedError(wanted, found, "Call step after each of its steps yourself.")
+        optimizer.register_step_post_hook(lambda *_: self.step(share_of_rate(self, optimizer)))
+        return self
 
     @torch.no_grad()
     def plan(self, weight: Tensor, rate: float = 1.0) -> TableChange:
@@ -274,6 +357,30 @@ class SpectrumControl:
         return counted_norm(part.rows, excluded, part.summed)
 
 
+def _some_rows(rows: Tensor) -> Tensor:
+    return rows[:: max(1, len(rows) // 16)].clone()
+
+
+def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
+    """The present learning rate of the controlled table, as a share of the highest of its schedule.
+
+    The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
+    above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
+    the first rate counts as the highest, and is kept with the optimiser's state from then on.
+    """
+    weight = control.weight
+    groups = optimizer.param_groups
+    table_groups = [
+        group for group in groups if any(parameter is weight for parameter in group["params"])
+    ]
+    group = (table_groups or groups)[0]
+    if group["lr"] is None:  # Adafactor chooses its rate itself
+        return 1.0
+    group.setdefault("initial_lr", float(group["lr"]))
+    highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
+    return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
+
+
 # Penalties on the table, weighted and summed.
 
 
@@ -300,7 +407,8 @@ class TablePenalty:
     :func:`~spectral_fairseq.training.losses.fused_loss_`; see Note [One scale] there.
 
     Args:
-        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
+        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
+            it to :meth:`bind`, which ``fused_loss_`` and ``mixture_`` call with theirs.
         weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
         norm_target: nu of ``weight_norm``.
         excluded: rows that are left out; negative ones are counted from the end.
@@ -318,7 +426,7 @@ class TablePenalty:
 
     def __init__(
         self,
-        model: Union[nn.Module, Tensor],
+        model: Optional[Union[nn.Module, Tensor]] = None,
         *,
         weight_norm: float = 0.0,
         norm_target: float = 1.0,
@@ -329,10 +437,26 @@ class TablePenalty:
         for name, weight in {"weight_norm": weight_norm, **weights}.items():
             check_choice("a penalty", name, known)
             check_range(f"`{name}`", weight, at_least=0)
-        table = weight_of(model, "TablePenalty")
-        self.excluded = excluded_rows(excluded, table.size(0))
-        self.model, self.weights = model, weights
+        self.weights, self._given_excluded = weights, excluded
         self.weight_norm, self.norm_target = weight_norm, norm_target
+        self.model: Optional[Union[nn.Module, Tensor]] = None
+        if model is not None:
+            self.bind(model)
+
+    def bind(self, model: Union[nn.Module, Tensor]) -> None:
+        """Take the table of a model from now on.
+
+        Args:
+            model: as for the constructor.
+
+        Raises:
+            ConfigurationError: as the constructor.
+            UnsupportedError: a table that is split over devices, unless ``fully_shard`` did it and
+                has it whole while the loss is computed.
+        """
+        table, weights = weight_of(model, "TablePenalty"), self.weights
+        self.excluded = excluded_rows(self._given_excluded, table.size(0))
+        self.model = model
         of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
         if of_spectrum:
             count = len(table) - len(self.excluded)
@@ -351,6 +475,12 @@ class TablePenalty:
 
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name."""
+        if self.model is None:
+            raise ConfigurationError(
+                "a TablePenalty of a model",
+                "one that was made without",
+                "Pass the model to TablePenalty, or the penalty to fused_loss_ or mixture_.",
+            )
         weight = weight_of(self.model, "TablePenalty")
         check_not_sharded(weight)
         rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)

@@ -451,6 +451,36 @@ def check_has_owner(weight: Tensor, use: str) -> None:
         raise ConfigurationError(wanted, found, "Pass the model, or the weight that is trained.")
 
 
+def check_trained(weight: Tensor, trained: Any, what: str) -> None:
+    """Refuse the table of another model than the one that is trained.
+
+    Args:
+        weight: the table.
+        trained: the model, or the groups of its optimiser.
+        what: has the table.
+
+    Raises:
+        ConfigurationError: it is of another model.
+    """
+    if isinstance(trained, nn.Module):
+        parameters = list(trained.parameters())
+    else:
+        parameters = [parameter for group in trained for parameter in group["params"]]
+    if not any(parameter is weight for parameter in parameters):
+        raise of_another(what)
+
+
+def of_another(what: str) -> ConfigurationError:
+    """The error for what belongs to another model than the one that is trained."""
+    return ConfigurationError(
+        f"{what} to be of the model that is trained",
+        "another model's, such as those of a copy, or of one before model_init made it anew",
+        "Make it of that model. SpectrumControl and TablePenalty that are made without a model "
+        "take the trained one: SpectralCallback(control=SpectrumControl(...)), "
+        "fused_loss_(model, penalty=TablePenalty(...)).",
+    )
+
+
 def _is_of_module(holder: Any) -> bool:
     """Whether this is the dictionary of a module's parameters."""
     return isinstance(holder, dict) and any(

@@ -25,11 +25,14 @@ from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.precision import HALVES, widened
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.control import TablePenalty
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.modules import (
     LayerMixin,
     check_not_sharded,
+    check_trained,
     is_of_peft,
+    of_another,
     output_layer,
     without_wrappers,
 )
@@ -131,7 +134,9 @@ class TokenLoss:
         check_range("`z_loss`", z_loss, at_least=0)
         self.z_loss = z_loss
         self.mean_square: Optional[Tensor] = None
-        self.penalty = penalty
+        if isinstance(penalty, TablePenalty):
+            _take(penalty, model)
+        self.penalty, self.model = penalty, model
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
         self.auxiliary = OtherLosses.of(without_wrappers(model))
@@ -141,6 +146,15 @@ class TokenLoss:
             self._layer: Optional[nn.Module] = output_layer(model)
         except ConfigurationError:  # a model whose logits are the loss's only concern
             self._layer = None
+
+    def check_of(self, model: nn.Module) -> None:
+        """Refuse another model than that of this loss.
+
+        Raises:
+            ConfigurationError: the output layer is none of the model's.
+        """
+        if self._layer is not None:
+            _check_has(model, self._layer, "fused_loss_")
 
     def __call__(
         self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
@@ -241,8 +255,16 @@ class TokenLoss:
         """eps as fairseq spreads it, for N words."""
         return self.label_smoothing * ((words - 1) / words if self.smoothing == "torch" else 1.0)
 
+    def _check_made_by(self, layer: nn.Module) -> None:
+        """Refuse hidden states of another model, whose loss may have other terms."""
+        if layer is self._layer or getattr(layer, "_is_replica", False) or self._layer is None:
+            return
+        if layer is not output_layer(self.model):  # peft may have put a copy in its place
+            raise of_another("the outputs")
+
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
         layer = handed.layer
+        self._check_made_by(layer)
         for parameter in layer.parameters():
             check_not_sharded(parameter)
         features = handed.features.flatten(0, -2)  # [T, d]
@@ -306,6 +328,25 @@ class TokenLoss:
         if uniform:
             loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
         return loss
+
+
+def _take(penalty: TablePenalty, model: nn.Module) -> None:
+    """Bind a penalty to the model of a loss, or see that it is of that model.
+
+    Raises:
+        ConfigurationError: it is of another model.
+    """
+    if penalty.model is None:
+        penalty.bind(model)
+    elif isinstance(penalty.model, nn.Module):
+        _check_has(model, output_layer(penalty.model), "TablePenalty")
+    else:
+        check_trained(penalty.model, model, "TablePenalty")
+
+
+def _check_has(model: nn.Module, layer: nn.Module, what: str) -> None:
+    if not any(layer is part for part in model.modules()):
+        raise of_another(what)
 
 
 def _logits(outputs: Any) -> Any:

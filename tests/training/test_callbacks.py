@@ -14,6 +14,7 @@ import torch
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training import (
     SpectrumControl,
+    TablePenalty,
     factor_,
     fused_loss_,
     mixture_,
@@ -21,7 +22,12 @@ from spectral_fairseq.training import (
     weight_norm_,
 )
 from spectral_fairseq.training import callbacks as module
-from spectral_fairseq.training.callbacks import SpectralLightningCallback, SpectralTrainerCallback
+from spectral_fairseq.training.callbacks import (
+    SpectralCallback,
+    SpectralLightningCallback,
+    SpectralTrainerCallback,
+)
+from spectral_fairseq.training.control import share_of_rate
 from tests.training.models import DIM, IDS, TEXT, WORDS, build
 
 
@@ -228,7 +234,7 @@ def test_an_optimiser_without_a_rate_has_the_full_share():
     """Adafactor with relative_step keeps None."""
     layer = torch.nn.Linear(4, 9)
     optimizer = SimpleNamespace(param_groups=[{"params": [layer.weight], "lr": None}])
-    assert module._share(SpectrumControl(layer), optimizer) == 1.0
+    assert share_of_rate(SpectrumControl(layer), optimizer) == 1.0
 
 
 def test_the_share_of_a_schedule_that_keeps_no_highest_rate():
@@ -239,12 +245,118 @@ def test_the_share_of_a_schedule_that_keeps_no_highest_rate():
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
     shares = []
     for loss in (1.0, 2.0, 2.0):
-        shares.append(module._share(control, optimizer))
+        shares.append(share_of_rate(control, optimizer))
         schedule.step(loss)
     assert shares == [1.0, 1.0, 0.5]
     resumed = torch.optim.SGD([weight], lr=0.4)
     resumed.load_state_dict(optimizer.state_dict())
-    assert module._share(control, resumed) == 0.25
+    assert share_of_rate(control, resumed) == 0.25
+
+
+@pytest.mark.parametrize("every, logging", [(1, 1), (2, 2), (2, 1), (3, 2), (4, 4)])
+def test_measures_stand_beside_the_losses_and_hide_none(transformers, trainer, every, logging):
+    """A log of measures took what was due for logged: the loss of that step never came."""
+    seen = []
+
+    class Report(transformers.TrainerCallback):
+        """As W&B and TensorBoard have it, which come before the callbacks of users."""
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append((state.global_step, {"loss", "table/mean_cosine"} & set(logs)))
+
+    options = {"logging_strategy": "steps", "logging_steps": logging, "max_steps": 8}
+    plain = trainer(build(transformers), optim="sgd", **options)
+    plain.train()
+    expected = [(log["step"], log["loss"]) for log in plain.state.log_history if "loss" in log]
+    for old in (False, True):
+        made = trainer(build(transformers), optim="sgd", **options)
+        made.add_callback(Report())
+        mine = SpectralTrainerCallback(made, measure_every=every) if old else None
+        made.add_callback(mine or SpectralCallback(measure_every=every))
+        made.train()
+        history = made.state.log_history
+        assert [(log["step"], log["loss"]) for log in history if "loss" in log] == expected
+        measured = [log["step"] for log in history if "table/mean_cosine" in log]
+        assert measured == list(range(every, 9, every))
+        for log in history:
+            due = log["step"] % every == 0 and log["step"] % logging == 0
+            if "loss" in log:
+                assert ("table/mean_cosine" in log) == due
+        both = [step for step, names in seen if len(names) == 2]
+        assert both == [step for step in range(1, 9) if step % every == 0 == step % logging]
+        seen.clear()
+
+
+def test_a_control_that_takes_the_trained_model(transformers, trainer):
+    """Trainer makes the model anew where it is given model_init, at each training."""
+    made, options = [], {"every": 1, "slack": 1.0, "decay": 1.0, "centering": 1.0}
+
+    def init():
+        made.append(build(transformers, seed=len(made)))
+        return made[-1]
+
+    callback = SpectralCallback(control=SpectrumControl(**options))
+    arguments = trainer(build(transformers), max_steps=3, lr_scheduler_type="constant").args
+    data = [{"input_ids": row, "labels": row} for row in TEXT]
+    tried = transformers.Trainer(
+        model_init=init, args=arguments, train_dataset=data, callbacks=[callback]
+    )
+    for _ in range(2):  # as a search of hyperparameters
+        tried.train()
+        weight = tried.model.lm_head.weight
+        assert callback.control.weight is weight and callback.control.updates == 3
+        assert float(weight.detach().mean(0).norm()) < 1e-6
+    assert len(made) >= 3
+
+
+def _of_another_model(transformers, trainer, other):
+    """Callbacks and losses that belong to another model than that of the trainer."""
+    model = build(transformers)
+    stale = SpectrumControl(other)
+    yield trainer(model, max_steps=1), SpectralCallback(stale)
+    made = trainer(model, max_steps=1)
+    yield made, SpectralTrainerCallback(made, stale)
+    yield trainer(model, fused_loss_(other), max_steps=1), SpectralCallback()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_belongs_to_another_model_is_refused(transformers, trainer, copied):
+    """It worked on that one, without a word."""
+    message = "of the model that is trained; found another model's"
+    other = build(transformers)
+    for made, callback in _of_another_model(transformers, trainer, other):
+        if copied:
+            made.model = copy.deepcopy(made.model)
+        made.add_callback(callback)
+        with pytest.raises(ConfigurationError, match=message):
+            made.train()
+    model, penalty = build(transformers), TablePenalty(other, cosine=1.0)
+    for refused in (
+        lambda: fused_loss_(model, penalty=penalty),
+        lambda: fused_loss_(model, penalty=TablePenalty(other.lm_head.weight, cosine=1.0)),
+        lambda: mixture_(model, 2, penalty=penalty),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            refused()
+    one, two = fused_loss_(model, label_smoothing=0.1), copy.deepcopy(model)
+    with pytest.raises(ConfigurationError, match=message):
+        one(two(input_ids=IDS), IDS)
+    own = two(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(own, one(model(input_ids=IDS), IDS))
+
+
+def test_a_penalty_takes_the_model_of_its_loss(transformers):
+    model = build(transformers)
+    with pytest.raises(ConfigurationError, match="penalty to fused_loss_"):
+        TablePenalty(cosine=0.5)()
+    loss = fused_loss_(model, penalty=TablePenalty(cosine=0.5))
+    own = build(transformers)
+    expected = own(input_ids=IDS, labels=IDS).loss + TablePenalty(own, cosine=0.5)()
+    torch.testing.assert_close(loss(model(input_ids=IDS), IDS), expected)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    torch.testing.assert_close(copied(input_ids=IDS, labels=IDS).loss, expected)
 
 
 @pytest.mark.slow
@@ -351,7 +463,8 @@ def fit(lightning, folder, steps, ours, resume=None, rates=None, method=None):
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[
-            *([SpectralLightningCallback(control, measure_every=3)] if ours else []),
+            *([SpectralLightningCallback(control, measure_every=3)] if ours is True else []),
+            *([ours] if isinstance(ours, SpectralCallback) else []),
             lightning.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=6),
         ],
     )
@@ -372,6 +485,27 @@ def test_lightning(lightning, tmp_path):
     (half,) = (tmp_path / "whole").glob("*step=6*")
     resumed, _, _ = fit(lightning, tmp_path / "resumed", 12, True, resume=half)
     same(weights(resumed), weights(whole))
+
+
+@pytest.mark.slow
+def test_lightning_gives_the_model_to_a_callback_without_one(lightning, tmp_path):
+    found = {}
+    for kind in (SpectralCallback, SpectralLightningCallback):
+        control = SpectrumControl(every=2, decay=0.4, slack=1.0, scale="fixed")
+        callback = kind(control=control, measure_every=3)
+        made, logged, _ = fit(lightning, tmp_path / kind.__name__, 12, callback)
+        assert control.weight is made.lm_head.weight and control.updates == 12
+        assert [step for step, metrics in logged if "table/mean_cosine" in metrics] == [3, 6, 9, 12]
+        found[kind] = weights(made)
+    whole, _, _ = fit(lightning, tmp_path / "whole", 12, True)
+    for one in found.values():
+        same(one, weights(whole))
+    (half,) = (tmp_path / "SpectralCallback").glob("*step=6*")
+    again = SpectralCallback(control=SpectrumControl(every=2, decay=0.4, slack=1.0, scale="fixed"))
+    resumed, _, _ = fit(lightning, tmp_path / "resumed", 12, again, resume=half)
+    same(weights(resumed), weights(whole))
+    with pytest.raises(ConfigurationError, match="found another model's"):
+        fit(lightning, tmp_path / "other", 12, SpectralCallback(SpectrumControl(made)))
 
 
 @pytest.mark.slow

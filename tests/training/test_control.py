@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -273,3 +274,72 @@ def test_what_is_no_plain_table_is_refused(what):
     made = NO_TABLE[what]()
     with pytest.raises((ConfigurationError, UnsupportedError), match="expected .*; found"):
         SpectrumControl(made)
+
+
+def _trained(optimizer, model, updates, accelerator=None, after=lambda: None):
+    """Some updates, each on other words; ``after`` is called behind the step of each."""
+    for step in range(updates):
+        tokens = torch.arange(step, step + 8)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(tokens), tokens)
+        loss.backward() if accelerator is None else accelerator.backward(loss)
+        optimizer.step()
+        after()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_control_follows_an_optimiser(prepared):
+    """In two lines: the same as a call of step after each of its steps."""
+    made = []
+    for follows in (True, False):
+        torch.manual_seed(0)
+        model = Straight()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 10)
+        control = SpectrumControl(model, every=2, slack=1.0, decay=0.5)
+        if follows and prepared:
+            accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+            trained, stepped, scheduled = accelerator.prepare(model, optimizer, schedule)
+            control.follow(stepped)
+            _trained(stepped, trained, 6, accelerator, after=scheduled.step)
+        elif follows:
+            assert control.follow(optimizer) is control
+            _trained(optimizer, model, 6, after=schedule.step)
+        else:
+
+            def after(control=control, schedule=schedule):
+                control.step(schedule.get_last_lr()[0] / 0.5)
+                schedule.step()
+
+            _trained(optimizer, model, 6, after=after)
+        assert control.updates == 6
+        made.append(model.lm_head.weight.detach())
+    assert torch.equal(*made)
+    other = copy.deepcopy(model)
+    with pytest.raises(ConfigurationError, match="found another model's"):
+        SpectrumControl(model).follow(torch.optim.SGD(other.parameters(), lr=0.5))
+    with pytest.raises(ConfigurationError, match="made without"):
+        SpectrumControl().step()
+
+
+def test_a_table_that_nothing_trains_is_warned_of():
+    """As in a loop that trains a copy of the model."""
+    model = Straight()
+    control = SpectrumControl(model, every=2, slack=1.0)
+    copied = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=0.5)
+    _trained(optimizer, copied, 1)
+    control.step()
+    control.step()
+    with pytest.warns(UserWarning, match="such as a copy"):
+        control.step()
+        control.step()
+    control = SpectrumControl(copied, every=1, slack=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            _trained(optimizer, copied, 1)
+            control.step()
