@@ -19,9 +19,9 @@ def import_all(name):
     for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
         import_all(f"{name}.{found.name}")
 
-PACKAGES = "errors files provenance functional methods embeddings heads lm checkpoints analysis"
-PACKAGES += " compat"
-for package in ["training", *PACKAGES.split()]:
+FLOORS = "errors files provenance functional methods embeddings heads lm"
+PACKAGES = "checkpoints formats analysis compat training"
+for package in [*FLOORS.split(), *PACKAGES.split()]:
     import_all(f"spectral_fairseq.{package}")
 """
 

@@ -30,8 +30,8 @@ from spectral_fairseq.analysis.results import (
     document,
     labels_for,
 )
-from spectral_fairseq.checkpoints.dictionary import Counts
 from spectral_fairseq.errors import ConfigurationError, check_count, check_enough, missing_package
+from spectral_fairseq.formats.counts import Counts
 
 
 def analyze(

@@ -13,8 +13,8 @@ from spectral_fairseq.analysis.catalogue import measure_all, random_values
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError, idle_flag
+from spectral_fairseq.formats.table import StoredTable
 from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior

@@ -11,17 +11,19 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
+from spectral_fairseq.analysis.choice import choice_in_words
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.dictionary import Counts, read_counts, with_counts
-from spectral_fairseq.checkpoints.opening import open_memory, open_model
-from spectral_fairseq.checkpoints.readable import check_readable, check_whole
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.table_entries import has_output, is_output
-from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
+from spectral_fairseq.formats.counts import Counts, read_counts, with_counts
+from spectral_fairseq.formats.memory import open_memory
+from spectral_fairseq.formats.opening import open_model
+from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.formats.table import StoredTable, read_table
+from spectral_fairseq.formats.which_table import Choice, choose
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
@@ -57,14 +59,9 @@ def analyse_model(
     progress = progress or StepCallback()
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
-    outputs = check_readable(opened, table)
-    wanted = table
-    if table is None and not opened.groups:
-        table = opened.default_table or opened.only_matrix()
-    names = opened.choose(table)
-    remarks = check_whole(opened, names, wanted)
-    rows, _ = opened.shape(names[0])
-    words, remark = words_of(opened, names[0], rows, dictionary)
+    choice = choose(opened, table)
+    rows, _ = choice.shape
+    words, remark = words_of(opened, choice.names[0], rows, dictionary)
     if words is not None:  # what the settings say of padding counts whatever its token is called
         padding = [row for row in opened.uncounted if row < rows]
         words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
@@ -75,23 +72,22 @@ def analyse_model(
             word_counts, source = counts, "the given counts"
         words = with_counts(words, word_counts, rows, source, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
-    chosen = opened.extract(names[0], uncounted)
+    chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
     prior = prior_of(opened.checkpoint, chosen)
     measured = measure_table(chosen, options, words, prior, progress)
     result = {
-        "path": None if opened.path is None else str(opened.path),
+        "path": None if opened.file is None else opened.name,
         "label": label or label_of(model),
         "sha256": table_hash,
-        "origin": _origin(opened, names),
+        "origin": _origin(opened, choice),
         "arch": opened.arch,
         "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
             "name": chosen.name,
-            "names": names,
-            "choice": " ".join([opened.describe_choice(names, outputs), *remarks]),
-            "is_output": is_output(names, opened.groups)
-            or (opened.tied and not outputs and not has_output(opened.groups)),
+            "names": choice.names,
+            "choice": choice_in_words(choice, opened),
+            "is_output": choice.of_softmax,
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),
@@ -113,26 +109,25 @@ def analyse_model(
     return Analysed(result, measured)
 
 
-def _origin(opened: Tables, names: Sequence[str]) -> str:
+def _origin(opened: Stored, choice: Choice) -> str:
     """One of :data:`ORIGINS`: what the words of a report may take for granted."""
     if opened.checkpoint:
         return "fairseq"
-    known = any(names[0] in table for table in opened.groups)
-    return "model" if known or opened.arch is not None else "vectors"
+    return "model" if choice.is_known or opened.arch is not None else "vectors"
 
 
-def _table_hash(opened: Tables, table: StoredTable, progress: StepCallback, verify: bool) -> str:
-    """Hash of the verified file that holds the table; of one in memory or in parts, its own."""
-    files = opened.files_of(table.name)
-    for file in files if verify else ():
+def _table_hash(opened: Stored, table: StoredTable, progress: StepCallback, verify: bool) -> str:
+    """Hash of the verified file that holds the table; of one in memory, its own."""
+    file = opened.file_of(table.name)
+    if file is None:
+        progress.begin("hash", len(table.weight))
+        return tensor_sha256(table.weight, progress.advance)
+    if verify:
         entries = reading.entries(file)
         reading.check_archive_sizes(entries, file)
         reading.check_sums(entries, file)
-    if len(files) != 1:
-        progress.begin("hash", len(table.weight))
-        return tensor_sha256(table.weight, progress.advance)
-    progress.begin("hash", os.path.getsize(files[0]))
-    return sha256(files[0], progress.advance)
+    progress.begin("hash", os.path.getsize(file))
+    return sha256(file, progress.advance)
 
 
 def _file_entry(path: Any) -> Dict[str, Optional[str]]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DIVERGED, DataError
+from spectral_fairseq.formats.table import StoredTable
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
     mean_cosine,

@@ -30,7 +30,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
@@ -216,18 +216,6 @@ def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
     check_settings(state, file)
     check_model(state["model"], file, stored_bytes)
     check_shared_tables(state, file)
-
-
-class Unread(NamedTuple):
-    """A stored array that cannot be read as a table.
-
-    Attributes:
-        shape: as stored.
-        why: it cannot be read.
-    """
-
-    shape: Tuple[int, ...]
-    why: str
 
 
 def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:

@@ -38,7 +38,6 @@ from spectral_fairseq.checkpoints.dictionary import (
     read_dictionary,
 )
 from spectral_fairseq.checkpoints.reading import read_json
-from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,
@@ -334,7 +333,7 @@ def _from_pieces(path: Path) -> WordList:
 
 
 def words_of(
-    opened: Tables, table: str, rows: int, given: Optional[Union[str, Path]]
+    opened: Any, table: str, rows: int, given: Optional[Union[str, Path]]
 ) -> Tuple[Optional[WordList], str]:
     """The words of a table, if they are known, and a remark on where they are from.
 

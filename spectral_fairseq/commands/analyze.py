@@ -178,7 +178,7 @@ def _check_flags(args: ReportArguments) -> None:
 
 def _check_data(data: str, paths: Sequence[Path]) -> None:
     """Refuse what fairseq could not run, before the tables are measured."""
-    from spectral_fairseq.checkpoints.opening import may_be_torch_file
+    from spectral_fairseq.formats.opening import may_be_torch_file
 
     check_directory(data, "a folder of binarised data", "Correct --data.")
     for path in paths:

@@ -69,7 +69,7 @@ def run(args: Arguments) -> int:
         checkpoint_file(path)
     out = check_output(args.output, paths, args.overwrite)
     from spectral_fairseq.checkpoints.averages import average_checkpoints
-    from spectral_fairseq.checkpoints.shards import check_same_part
+    from spectral_fairseq.formats.parts import check_same_part
 
     check_same_part(paths)
     save_atomically(average_checkpoints(paths, args.verify), out)

@@ -181,6 +181,16 @@ class Table(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def stored_shape(cls, entries: Mapping[str, Tensor]) -> Tuple[int, int]:
+        """(N, d) of the matrix that a checkpoint's entries stand for: that of the first entry.
+
+        Args:
+            entries: a tensor for each of :attr:`entries`, the first of which is a matrix.
+        """
+        rows, dim = entries[cls.entries[0]].shape
+        return rows, dim
+
+    @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the matrix that a checkpoint's entries stand for.
 

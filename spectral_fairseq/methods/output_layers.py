@@ -11,8 +11,8 @@ from typing import Dict, Tuple
 #   alone      in a file, other modules have this name as well: only the module itself is one, not
 #              what is inside it, and only if it has more rows than columns
 #   certain    in a file it is an output layer whatever the shapes of other tables
-# The names are those of fairseq, of the architectures of transformers, of OpenNMT and Marian, and
-# of the usual LSTM language models. Each role is looked for in this order.
+# The names are those of fairseq, of the architectures of transformers, of OpenNMT, Marian and
+# Nematus, and of the usual LSTM language models. Each role is looked for in this order.
 _ROLES: Dict[str, str] = {
     "lm_head": "attribute inside certain",
     "output_projection": "fairseq attribute inside certain",  # transformer and most others
@@ -26,6 +26,7 @@ _ROLES: Dict[str, str] = {
     "generator": "inside",
     "unembed": "alone certain",
     "decoder_ff_logit_out_W": "alone certain",
+    "ff_logit_W": "alone certain",
     "decoder": "alone",
     "output": "attribute alone",
     "head": "attribute alone",

@@ -14,9 +14,9 @@ from typing import Any, Dict, Mapping, Optional, Union
 
 from torch import Tensor, nn
 
-from spectral_fairseq.checkpoints.opening import read_weights
 from spectral_fairseq.checkpoints.saved import weights_file
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
+from spectral_fairseq.formats.opening import read_weights
 from spectral_fairseq.training.losses import fused_loss_, mixture_
 from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
@@ -94,4 +94,4 @@ def _entries(folder: Path) -> Mapping[str, Tensor]:
     if weights is None:
         wanted = "model.safetensors or pytorch_model.bin"
         raise CheckpointError(wanted, f"neither in {folder}", _AS_SAVED)
-    return read_weights(weights)[0]
+    return read_weights(weights)

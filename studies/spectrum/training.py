@@ -12,7 +12,9 @@ from typing import Any, Dict, List, Sequence
 import spectral_fairseq
 from benchmarks.harness import KEEP_FREED_MEMORY, commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.tables import Tables
+from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.formats.table import read_table
+from spectral_fairseq.formats.which_table import choose
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, table_gram
 from spectral_fairseq.provenance import versions
@@ -115,7 +117,8 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     # A plain table shared by fairseq's Transformer is saved under four names.
     shared = "decoder.output_projection.weight" in state["model"]
     wanted = "decoder.output_projection" if shared else None
-    table = Tables(str(checkpoint), state["model"]).extract(wanted)
+    model = Stored(str(checkpoint), state["model"])
+    table = read_table(model, choose(model, wanted))
     gram = table_gram(table.weight)
     sigma, _ = right_singular_system_of_gram(gram, len(table.weight))
     rms = float(sigma.square().mean().sqrt())

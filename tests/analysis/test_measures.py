@@ -13,11 +13,11 @@ from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import SHARES, Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
-from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.formats.table import StoredTable
 from spectral_fairseq.functional.row_blocks import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior
-from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
+from tests.checkpoints.made import cone, entries, extracted, save_dictionary, with_padding
 from tests.reference import measures as naive
 
 
@@ -34,7 +34,7 @@ def measured(rows, **options):
 
 def stored(weight, kind="plain", **options):
     """The table of a checkpoint whose matrix is ``weight``."""
-    return Tables("x.pt", entries(weight, kind)).extract(**options)
+    return extracted(entries(weight, kind), **options)
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ from spectral_fairseq.analysis.results import (
     labels_for,
     prior_of,
 )
-from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import PRIORS, Prior
 from spectral_fairseq.provenance import finite, sha256
-from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
+from tests.checkpoints.made import cone, entries, extracted, save, save_dictionary, with_padding
 
 SC = {
     "_name": "transformer_sc",
@@ -71,7 +70,7 @@ def test_signatures_name_what_decides_the_numbers(svd_checkpoint, tmp_path):
 
 def test_the_prior_is_that_of_the_training(svd_checkpoint):
     model = entries(with_padding(cone()), "svd")
-    table = Tables("x.pt", model).extract()
+    table = extracted(model)
     for kind in PRIORS:
         flags = {**SC, "spectrum_prior": kind}
         prior = prior_of({"cfg": {"model": flags}}, table)
@@ -93,7 +92,7 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     ],
 )
 def test_a_prior_that_cannot_be(changed):
-    table = Tables("x.pt", entries(with_padding(cone()), "svd")).extract()
+    table = extracted(entries(with_padding(cone()), "svd"))
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
         prior_of({"cfg": {"model": {**SC, **changed}}}, table)
 

@@ -5,6 +5,9 @@ import zipfile
 import torch
 
 from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.formats.table import read_table
+from spectral_fairseq.formats.which_table import Matrices, choose
 
 NAME = "decoder.embed_tokens"
 
@@ -14,6 +17,22 @@ def entries(weight, kind="plain", name=NAME):
     (table,) = (table for table in TABLES if table.kind == kind)
     stored = table.from_dense(weight, 1).state_dict()
     return {f"{name}.{key}": value for key, value in stored.items()}
+
+
+def matrices(tensors):
+    """The matrices of a model in memory, and its tables over words."""
+    return Matrices(Stored("x.pt", tensors))
+
+
+def chosen(tensors, wanted=None):
+    """The modules that hold the table to measure of a model in memory."""
+    return choose(Stored("x.pt", tensors), wanted).names
+
+
+def extracted(tensors, wanted=None, excluded=None):
+    """The table of a model in memory as it is measured."""
+    model = Stored("x.pt", tensors)
+    return read_table(model, choose(model, wanted), excluded)
 
 
 def with_padding(rows):

@@ -5,9 +5,9 @@ import zipfile
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.formats.opening import open_model
 from tests.checkpoints.made import flipped
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import MAX_ITEMS, literal
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.formats.opening import open_model
 
 GOOD = [
     "(0.9, 0.98)",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.dictionary import WordList, read_counts, with_counts
+from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.vocabulary import (
     fitted,
     is_dictionary,
@@ -16,6 +16,7 @@ from spectral_fairseq.checkpoints.vocabulary import (
     vocabulary_file,
 )
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.formats.counts import read_counts, with_counts
 from tests.checkpoints.made import save_dictionary
 
 TOKENS = ["<pad>", "a", "\u2581b", "c"]

@@ -71,9 +71,9 @@ def main():
     heads.HEADS += (TemperedHead,)
     import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
     from spectral_fairseq.checkpoints.averages import collapse_tables
-    from spectral_fairseq.checkpoints.tables import Tables
     from spectral_fairseq.embeddings.entries import stored_form
     from spectral_fairseq.errors import CheckpointError
+    from tests.checkpoints.made import extracted
     from tests.plugin.conftest import SIZES, build_model, make_sample, words
 
     dictionary = words()
@@ -90,7 +90,7 @@ def main():
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
     stored = model.state_dict()
-    found = Tables("x.pt", stored).extract(excluded=[])
+    found = extracted(stored, excluded=[])
     assert found.kind == "scaled" and len(found.names) == 3
     torch.testing.assert_close(found.weight, table.weight.detach())
     collapsed = collapse_tables(stored)["decoder.embed_tokens.weight"]

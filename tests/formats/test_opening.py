@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.formats.opening import open_model
 from tests.checkpoints.made import cone, entries, save
 
 NAME = "model.embed_tokens.weight"
@@ -77,7 +77,7 @@ def test_every_format_gives_the_same_table(form, name, tmp_path):
     opened = open_model(path)
     (table,) = [one for one in opened.tensors.values() if one.dim() == 2]
     assert torch.equal(table, TABLE)
-    assert opened.path == path and opened.files_of("any") == [path]
+    assert opened.file == path and opened.file_of("any") == path
     words, remark = opened.find_words("any", 30)
     if "word2vec" in form or form == "GloVe":
         assert [word.replace("_", " ") for word in words.symbols] == WORDS
@@ -122,7 +122,7 @@ def test_models_in_several_files(form, named, tmp_path):
     index = sharded(tmp_path, form)
     opened = open_model(tmp_path if named == "folder" else index)
     assert torch.equal(opened.tensors["lm_head.weight"], TABLE + 1)
-    assert opened.files_of("lm_head")[0].name.startswith(index.name.split(".")[0] + "-00002")
+    assert opened.file_of("lm_head").name.startswith(index.name.split(".")[0] + "-00002")
     assert set(opened.tensors) == {NAME, "lm_head.weight", "norm.weight"}
 
 

@@ -1,139 +1,29 @@
-"""numpy's .npy and .npz files; arrays of objects are refused, since they are pickles."""
+"""word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
+
+word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
+form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without
+the first line. A word may contain spaces, so the numbers are taken from the end of the line.
+Spaces, tabs and line feeds separate, as for word2vec and GloVe; other blanks, such as a form feed
+or a no-break space, are parts of words. Where each line of a text has more numbers than the first
+line says, those are no words that end in a number. Memory is taken for what the file can hold,
+whatever its first line declares.
+"""
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import re
-import zipfile
 from pathlib import Path
-from typing import IO, Any, Dict, List, Optional, Sequence, Tuple
+from typing import IO, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.reading import READ_FAILURES, Unread
-from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
-
-
-def read_npy(path: Path) -> Dict[str, Tensor]:
-    """The array, under the name ``array``, mapped from the file.
-
-    Raises:
-        CheckpointError: damaged, shorter than it says, or of objects.
-        DataError: numbers of a type that torch does not have.
-    """
-    try:
-        # Mode c: torch does not know read-only memory, and changes stay out of the file.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except READ_FAILURES as error:
-        raise _damaged(path, error) from error
-    return {"array": tensor_of(array, path)}
-
-
-def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
-    """Matrices and vectors by their names, and those that cannot be read; others are left out.
-
-    Raises:
-        CheckpointError: damaged, or with arrays that its members cannot hold.
-    """
-    try:
-        members = reading.entries(path)
-        reading.check_archive_sizes(members, path)
-        reading.check_names(members, path)
-        with zipfile.ZipFile(path) as opened:
-            arrays = {
-                info.filename.removesuffix(".npy"): _member(opened, info)
-                for info in opened.infolist()
-                if info.filename.endswith(".npy")
-            }
-    except CheckpointError:
-        raise
-    except READ_FAILURES as error:
-        raise _damaged(path, error) from error
-    tensors: Dict[str, Tensor] = {}
-    unread: Dict[str, Unread] = {}
-    for name, array in arrays.items():
-        if isinstance(array, Unread):
-            unread[name] = array
-        elif array is not None:
-            try:
-                tensors[name] = tensor_of(array, path)
-            except DataError:
-                unread[name] = _unread(array.shape, array.dtype)
-    return tensors, unread
-
-
-def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
-    what = "Python objects, which are never read" if dtype.hasobject else f"numbers of {dtype.str}"
-    return Unread(shape, f"{what}; save it as float32")
-
-
-def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
-    """A matrix or vector; None for text and other dimensions."""
-    with opened.open(info) as member:
-        readers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        version = np.lib.format.read_magic(member)
-        if version not in readers:
-            raise ValueError(f"{info.filename} is of version {version}, which is not supported")
-        shape, _, dtype = readers[version](member)
-        # numpy takes the memory that the header asks for before it reads the numbers.
-        size = dtype.itemsize * math.prod(shape)
-        if any(n < 0 for n in shape) or member.tell() + size > info.file_size:
-            if not dtype.hasobject:
-                sizes = " x ".join(map(str, shape))
-                raise ValueError(
-                    f"{info.filename} declares {sizes} numbers of {dtype} in "
-                    f"{info.file_size:,} bytes"
-                )
-    if len(shape) not in (1, 2) or dtype.kind in "US":
-        return None
-    if dtype.kind not in "fiu":
-        return _unread(shape, dtype)
-    with opened.open(info) as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
-
-
-def tensor_of(array: np.ndarray, name: Any) -> Tensor:
-    """The tensor that shares an array's memory.
-
-    Raises:
-        DataError: torch does not have such numbers, or some of them are masked.
-    """
-    if np.ma.is_masked(array):
-        remedy = "Fill in their values first, for example with array.filled(0)."
-        raise DataError(f"an array without masked numbers as {name}", "a masked array", remedy)
-    if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
-        array = array.copy()
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        wanted = f"numbers that torch has, in the byte order of this machine, in {name}"
-        remedy = "Save or pass the array as float32, for example."
-        raise DataError(wanted, f"{array.dtype.str}", remedy) from error
-
-
-def _damaged(path: Path, error: BaseException) -> CheckpointError:
-    remedy = f"{COPY_AGAIN} Or save the table alone with np.save."
-    return DamagedError(f"a .npy or .npz file of numbers at {path}", first_line(error), remedy)
-
-
-# word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
-#
-# word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
-# form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without
-# the first line. A word may contain spaces, so the numbers are taken from the end of the line.
-# Spaces, tabs and line feeds separate, as for word2vec and GloVe; other blanks, such as a form feed
-# or a no-break space, are parts of words. Where each line of a text has more numbers than the first
-# line says, those are no words that end in a number. Memory is taken for what the file can hold,
-# whatever its first line declares.
-
+from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.errors import DamagedError, DataError
+from spectral_fairseq.formats.stored import Stored
 
 _LONGEST_LINE = 1 << 20
 _LONGEST_WORD = 1 << 12
@@ -144,13 +34,29 @@ _NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf)", re.ASCII |
 _PARTS_OF_WORDS = bytes.maketrans(b"\x0b\x0c\r", b"\0\0\0")
 
 
-def looks_like_word_vectors(start: bytes) -> bool:
+def recognise(start: bytes) -> bool:
     """Whether a file that starts with these bytes is word2vec, or text with vectors."""
     line = start.split(b"\n", 1)[0]
     return _declared(line) is not None or _vector_length(line) >= 2
 
 
-def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
+def read(path: Path) -> Stored:
+    """The vectors, and their words.
+
+    Raises:
+        DataError: the file is not what its first line declares, or a line has no vector.
+    """
+    symbols, weight = _words_and_vectors(path)
+    words = WordList(path, symbols, [0] * len(symbols), [])
+    return Stored(
+        str(path),
+        {"vectors": weight},
+        file=path,
+        find_words=lambda *_: (words, "stored with the vectors"),
+    )
+
+
+def _words_and_vectors(path: Path) -> Tuple[List[str], Tensor]:
     """The words and their vectors, shape (N, d), float32.
 
     Raises:

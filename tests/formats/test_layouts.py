@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.opening import open_memory, open_model
+from spectral_fairseq.formats.memory import open_memory
+from spectral_fairseq.formats.opening import open_model
+from spectral_fairseq.formats.table import read_table
+from spectral_fairseq.formats.which_table import choose
 from tests.training.models import BERT, GPT2, LLAMA, MARIAN, T5, made
 
 SEQUENCE = {name: value for name, value in MARIAN.items() if not name.endswith("token_id")}
@@ -33,9 +36,9 @@ def test_the_output_table_is_found(transformers, kind, settings, name, padding, 
     expected = model.get_output_embeddings().weight.detach()
     for opened in (open_model(tmp_path), open_memory(model)):
         assert opened.arch == kind and opened.uncounted == padding
-        chosen = opened.choose(None)
-        assert name in chosen
-        table = opened.extract(None, opened.uncounted)
+        chosen = choose(opened)
+        assert name in chosen.names
+        table = read_table(opened, chosen, opened.uncounted)
         assert torch.equal(table.weight, expected[table.rows])
         assert table.rows.tolist() == [n for n in range(len(expected)) if n not in padding]
 
@@ -46,4 +49,4 @@ def test_a_model_in_several_files(transformers, tmp_path):
     assert (tmp_path / "model.safetensors.index.json").exists()
     opened = open_model(tmp_path)
     assert torch.equal(opened.tensors["lm_head.weight"], model.lm_head.weight)
-    assert opened.files_of("lm_head") != opened.files_of("model.embed_tokens")
+    assert opened.file_of("lm_head") != opened.file_of("model.embed_tokens")

@@ -5,14 +5,11 @@ import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.opening import open_memory
-from spectral_fairseq.checkpoints.readable import unread_outputs
-from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.heads import MixtureOfSoftmaxes
 from spectral_fairseq.training import mixture_
-from tests.checkpoints.made import NAME, cone, entries, with_padding
+from tests.checkpoints.made import NAME, chosen, cone, entries, extracted, matrices, with_padding
 
 
 @pytest.mark.parametrize("kind", [table.kind for table in TABLES])
@@ -23,7 +20,7 @@ def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
         key: value.to(dtype) if value.dim() else value
         for key, value in entries(with_padding(rows), kind).items()
     }
-    table = Tables("x.pt", stored).extract()
+    table = extracted(stored)
     tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
     torch.testing.assert_close(table.weight.float(), rows, rtol=tolerance, atol=tolerance)
     assert table.weight.dtype == (dtype if kind == "plain" else torch.float32)
@@ -34,14 +31,14 @@ def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
 
 def test_factors_of_an_svd_table():
     stored = entries(with_padding(cone(53, 7)), "svd")
-    table = Tables("x.pt", stored).extract()
+    table = extracted(stored)
     assert all(0 <= value < 1e-4 for value in table.orthogonality.values())
     expected = torch.linalg.svdvals(table.weight.double())
     torch.testing.assert_close(table.stored_sigma, expected, rtol=1e-4, atol=1e-6)
     # U'U = 4 I, V'V = I - e1 e1': known distances.
     stored[f"{NAME}.U"] *= 2
     stored[f"{NAME}.V"][:, 0] = 0
-    found = Tables("x.pt", stored).extract().orthogonality
+    found = extracted(stored).orthogonality
     assert found["u_frobenius"] == pytest.approx(3 * 7**0.5, rel=1e-4)
     assert found["u_spectral"] == pytest.approx(3, rel=1e-4)
     assert found["v_frobenius"] == pytest.approx(1, rel=1e-4)
@@ -52,8 +49,8 @@ def test_bare_matrices_beside_each_other():
     """Marian's files have no modules, and all matrices in one place."""
     names = ("encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_W")
     model = {name: cone(seed=seed) for seed, name in enumerate(names)}
-    assert Tables("x.pt", model).groups == [[name] for name in names]
-    assert Tables("model.npz", model).choose(None) == ["decoder_ff_logit_out_W"]
+    assert matrices(model).tables == [[name] for name in names]
+    assert chosen(model) == ["decoder_ff_logit_out_W"]
 
 
 def test_shared_tables_are_one():
@@ -66,10 +63,10 @@ def test_shared_tables_are_one():
         "decoder.output_projection.weight": weight.clone(),
     }
     names = ["encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"]
-    assert Tables("x.pt", model).groups == [names]
-    assert Tables("x.pt", model).choose(None)[0] == "decoder.embed_tokens"  # which users know
+    assert matrices(model).tables == [names]
+    assert chosen(model)[0] == "decoder.embed_tokens"  # which users know
     model["decoder.output_projection.weight"][5] += 1
-    assert len(Tables("x.pt", model).groups) == 2
+    assert len(matrices(model).tables) == 2
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ def test_shared_tables_are_one():
 )
 def test_names_of_other_architectures(key):
     rows = cone()
-    table = Tables("x.pt", {key: with_padding(rows), "bias": torch.ones(3)}).extract()
+    table = extracted({key: with_padding(rows), "bias": torch.ones(3)})
     assert torch.equal(table.weight, rows)
 
 
@@ -96,7 +93,7 @@ def test_a_mixture_has_one_table():
     head = MixtureOfSoftmaxes(table, 7, 3, bias=True)
     model.update({f"decoder.output_projection.{k}": v for k, v in head.state_dict().items()})
     names = ["decoder.embed_tokens", "decoder.output_projection.table"]
-    assert Tables("mixture.pt", model).choose(None) == names
+    assert chosen(model) == names
 
 
 def test_prior_and_contexts_of_a_mixture_are_no_tables():
@@ -105,26 +102,26 @@ def test_prior_and_contexts_of_a_mixture_are_no_tables():
     model.embed, model.lm_head = nn.Embedding(60, 4), nn.Linear(4, 60, bias=False)
     mixture_(model, 20, shift=True)  # contexts of 80 x 4: more rows than columns
     state = {name: one.detach() for name, one in model.state_dict().items()}
-    assert Tables("mixture.pt", state).choose(None) == ["lm_head"]
+    assert chosen(state) == ["lm_head"]
 
 
 def test_the_output_table_is_the_default():
     model = several()
-    assert Tables("x.pt", model).choose(None) == ["decoder.output_projection"]
+    assert chosen(model) == ["decoder.output_projection"]
     # Tied, as with --share-decoder-input-output-embed.
     model["decoder.output_projection.weight"] = model["decoder.embed_tokens.weight"]
     tied = ["decoder.embed_tokens", "decoder.output_projection"]
-    assert Tables("x.pt", model).choose(None) == tied
+    assert chosen(model) == tied
     # Tied, but saved by an old version, which does not store the output layer.
     del model["decoder.output_projection.weight"]
-    assert Tables("x.pt", model).choose(None) == ["decoder.embed_tokens"]
+    assert chosen(model) == ["decoder.embed_tokens"]
 
 
 def test_several_tables_need_a_choice():
     model = several()
     model["second.output_projection.weight"] = with_padding(cone(seed=5))
     with pytest.raises(CheckpointError) as caught:
-        Tables("x.pt", model).choose(None)
+        chosen(model)
     message = str(caught.value)
     assert "--table" in message and "encoder.embed_tokens, svd, 61 x 6" in message
     for wanted, seed in (
@@ -134,42 +131,42 @@ def test_several_tables_need_a_choice():
         ("encoder.other", 4),
         ("encoder.other.weight", 4),
     ):
-        table = Tables("x.pt", model).extract(wanted)
+        table = extracted(model, wanted)
         torch.testing.assert_close(table.weight, cone(seed=seed), rtol=1e-4, atol=1e-5)
     with pytest.raises(CheckpointError, match="--table"):
-        Tables("x.pt", model).choose("decoder")
+        chosen(model, "decoder")
     with pytest.raises(CheckpointError, match="'nothing'"):
-        Tables("x.pt", model).choose("nothing")
+        chosen(model, "nothing")
 
 
 def test_no_table():
-    with pytest.raises(CheckpointError, match="--table NAME.*matrices are some.weight"):
-        Tables("x.pt", {"some.weight": torch.ones(3, 2), "b": torch.ones(2)}).choose(None)
+    with pytest.raises(CheckpointError, match="--table NAME.*matrices are some.0.weight"):
+        chosen({f"some.{n}.weight": torch.ones(3, 2) for n in range(2)})
 
 
 def test_tables_that_cannot_be_measured():
     with pytest.raises(DataError, match="N = 5 words.*d = 6"):
-        Tables("x.pt", entries(torch.randn(6, 6))).extract()
+        extracted(entries(torch.randn(6, 6)))
     for bad in (float("nan"), float("inf")):
         weight = with_padding(cone())
         weight[4, 2] = bad
         with pytest.raises(DataError, match="NaN in 1 of 60 rows"):
-            Tables("x.pt", entries(weight)).extract()
+            extracted(entries(weight))
     weight[4, 2] = 0
     weight[1] = float("nan")  # padding does not count
-    assert torch.isfinite(Tables("x.pt", entries(weight)).extract().weight).all()
+    assert torch.isfinite(extracted(entries(weight)).weight).all()
 
 
 @pytest.mark.parametrize("excluded, first", [([], 0), ([0, 1], 2), ([18, 19], 0), ([0, 19], 1)])
 def test_a_plain_table_is_not_copied(excluded, first):
     stored = cone(20, 3).bfloat16()
-    table = Tables("x.pt", {f"{NAME}.weight": stored}).extract(excluded=excluded)
+    table = extracted({f"{NAME}.weight": stored}, excluded=excluded)
     assert table.weight.data_ptr() == stored[first].data_ptr()
     assert len(table.weight) == 20 - len(excluded)
 
 
 def test_excluded_rows():
-    table = Tables("x.pt", entries(cone(20, 3))).extract(excluded=[1, 18, 19, 25])
+    table = extracted(entries(cone(20, 3)), excluded=[1, 18, 19, 25])
     assert table.rows.tolist() == [0, *range(2, 18)]
 
 
@@ -210,15 +207,14 @@ def test_an_output_layer_that_lies_the_other_way_round_is_measured(stored, tmp_p
 def test_other_matrices_are_not_turned(name):
     model = {"wte.weight": torch.randn(300, 16), name: torch.randn(16, 64)}
     model["lm_head.weight"] = torch.randn(300, 16)
-    assert Tables("x.pt", model).turned == []
+    assert matrices(model).lying == []
     del model["lm_head.weight"]
-    assert Tables("x.pt", model).turned == []
+    assert matrices(model).lying == []
 
 
 def test_a_table_of_whole_numbers_is_refused():
-    opened = open_memory({"lm_head.weight": torch.zeros(30, 4, dtype=torch.int8)})
     with pytest.raises(DataError, match="floating-point numbers.*lm_head.*int8"):
-        opened.extract()
+        extracted({"lm_head.weight": torch.zeros(30, 4, dtype=torch.int8)})
 
 
 @pytest.mark.parametrize("length", [6, 60, 62, 0])
@@ -226,17 +222,17 @@ def test_lengths_that_do_not_fit_their_directions(length):
     stored = entries(with_padding(cone(60, 7)), "weight-norm")
     stored[f"{NAME}.g"] = torch.ones(length)
     with pytest.raises(CheckpointError, match="factors of a weight-norm table that fit together"):
-        Tables("x.pt", stored).extract()
+        extracted(stored)
 
 
 def test_copies_with_the_same_broken_rows_are_one_table():
     weight = with_padding(cone())
     weight[5, 1] = float("nan")
     names = ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
-    opened = Tables("x.pt", {name: weight.clone() for name in names})
-    assert len(opened.groups) == 1
+    copies = {name: weight.clone() for name in names}
+    assert len(matrices(copies).tables) == 1
     with pytest.raises(DataError, match="NaN in 1 of"):
-        opened.extract()
+        extracted(copies)
 
 
 _FURTHER = [
@@ -255,18 +251,18 @@ def test_a_head_inside_a_layer_is_a_further_table(further):
         further: other,
     }
     # Where no output layer stands beside the layers, the head is the only one known.
-    assert Tables("x.pt", model).choose(None) == [further[: -len(".weight")]]
-    assert Tables("x.pt", {**model, "lm_head.weight": main}).choose(None) == ["lm_head"]
-    assert len(Tables("x.pt", {**model, "lm_head.weight": main}).groups) == 4
+    assert chosen(model) == [further[: -len(".weight")]]
+    assert chosen({**model, "lm_head.weight": main}) == ["lm_head"]
+    assert len(matrices({**model, "lm_head.weight": main}).tables) == 4
     # Nor does it stand for an output layer that is not read.
     packed = {**model, "lm_head.qweight": torch.zeros(1, 120, dtype=torch.int32)}
-    assert "lm_head.qweight" in unread_outputs(Tables("x.pt", packed))
+    assert "lm_head.qweight" in matrices(packed).unread_outputs()
 
 
 def test_the_tables_that_are_listed_are_those_that_are_counted():
     model = {f"{name}.weight": torch.randn(120, 8) for name in ("wte", "lm_head", "embed_out")}
     with pytest.raises(CheckpointError) as error:
-        Tables("x.pt", model).choose(None)
+        chosen(model)
     assert error.value.found == (
         "2: lm_head, plain, 120 x 8; embed_out, plain, 120 x 8 (others: wte, plain, 120 x 8)"
     )

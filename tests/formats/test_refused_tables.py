@@ -9,8 +9,8 @@ from torch import nn
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.errors import CheckpointError, DataError
-from tests.checkpoints.test_shards import INPUT, OUTPUT, is_table, measured, refused
-from tests.checkpoints.test_untrusted import entry, safetensors_bytes
+from tests.formats.test_several import INPUT, OUTPUT, is_table, measured, refused
+from tests.formats.test_untrusted import entry, safetensors_bytes
 
 DECODER = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 NONE_STORED = "No output layer is stored"

@@ -9,10 +9,10 @@ import zipfile
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.formats.opening import open_model
 from tests.checkpoints.made import Payload
-from tests.checkpoints.test_opening import TABLE, binary_lines, sharded, text_lines
+from tests.formats.test_opening import TABLE, binary_lines, sharded, text_lines
 
 
 def safetensors_bytes(header, declared=None, data=b"\0" * 64):

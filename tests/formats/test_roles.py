@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.table_entries import is_output, may_be_table
-from spectral_fairseq.checkpoints.tables import Tables
+from spectral_fairseq.analysis.choice import choice_in_words
+from spectral_fairseq.formats.roles import is_output, may_be_table
+from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.formats.which_table import choose
 
 ENCODER, DECODER, OUTPUT = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.fc_out"
 
@@ -31,7 +33,8 @@ def describe_choice(chosen, tables, **settings):
     held = {name: number for number, names in enumerate(tables) for name in names}
     tensors = {f"{name}.weight": torch.full((9, 4), float(held[name])) for name in held}
     tensors.update({name: torch.ones(9, 4) for name in chosen if name not in held})
-    return Tables("model", tensors, settings=settings).describe_choice(chosen, [])
+    model = Stored("model", tensors, settings=settings)
+    return choice_in_words(choose(model, chosen[0]), model)
 
 
 def test_the_choice_is_described():
@@ -53,8 +56,8 @@ def test_the_choice_is_described():
     assert describe_choice(["shared"], [["shared"]]).startswith(
         "Measured: shared, the table of the encoder's input and the decoder's input."
     )
-    assert describe_choice(["fc1.weight"], [[OUTPUT]]) == (
-        "Measured: fc1.weight. Not measured: decoder.fc_out (choose with --table)."
+    assert describe_choice(["fc1"], [[OUTPUT]]) == (
+        "Measured: fc1. Not measured: decoder.fc_out (choose with --table)."
     )
 
 

@@ -1,45 +1,91 @@
-"""Which entries of a model are tables over words, and what each is used for.
+"""Whether a matrix of a model is an input table or an output layer, by its name and its shape.
 
-This is told by names and shapes. The names are those of fairseq, of the architectures of
-transformers, of OpenNMT and Marian, and of the usual LSTM language models. Other modules have some
-of these names too, so that :func:`fitting_tables` asks for the shape and the place of each. Several
-``tables`` are given by the names of the modules that hold each.
+The names are those of fairseq, of the architectures of transformers, of OpenNMT, Marian and
+Nematus, and of the usual LSTM language models. Other modules have some of these names too, so that
+:func:`fitting_tables` asks for the shape and the place of each. Several ``tables`` are given by the
+names of the modules that hold each.
 """
 
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spectral_fairseq.methods.output_layers import output_names
 
-# Modules that are, or contain, an input table or an output layer over words.
-INPUT_TABLES = frozenset(
+INPUT, OUTPUT, PIECE = "input", "output layer", "piece"
+
+
+class Role(NamedTuple):
+    """What the modules of a name are.
+
+    Attributes:
+        use: an input table, an output layer, or a piece of one, of which none has all words.
+        inside: what is inside such a module has the role too. Where other modules have the name as
+            well, only the module itself has it, and only with more rows than columns.
+        sure: no other layer has the name, so that it is an output layer whatever the shapes of
+            other tables.
+    """
+
+    use: str
+    inside: bool = True
+    sure: bool = False
+
+
+# Modules that are, or contain, an input table, and names that other modules have as well.
+_INPUTS = (
     "embed_tokens embed_in word_emb word_embedding word_embeddings wte shared emb_luts "
-    "token_embedding tok_embeddings tokens_embed".split()
-)
-OUTPUT_LAYERS = frozenset(output_names("inside"))
-# Names that other modules have as well: only the module itself is a table, not what is inside it,
-# and only if it has more rows than columns.
-_OWN_INPUT = frozenset(
-    "embedding embeddings embed emb encoder encoder_emb Wemb encoder_Wemb decoder_Wemb".split()
-)
-_OWN_OUTPUT = frozenset(output_names("alone"))
-PLACES = INPUT_TABLES | OUTPUT_LAYERS
-# These are output layers over words, whatever the shapes of other tables.
-_SURE_OUTPUT = frozenset(output_names("certain"))
-# An output layer in pieces, of which none is a table over all words.
-_IN_PIECES = frozenset(("adaptive_softmax",))
+    "token_embedding tok_embeddings tokens_embed"
+).split()
+_OWN_INPUTS = (
+    "embedding embeddings embed emb encoder encoder_emb Wemb encoder_Wemb decoder_Wemb Wemb_dec"
+).split()
+_CERTAIN = output_names("certain")
+
+ROLES: Mapping[str, Role] = {
+    **dict.fromkeys(_INPUTS, Role(INPUT)),
+    **dict.fromkeys(_OWN_INPUTS, Role(INPUT, inside=False)),
+    **{name: Role(OUTPUT, sure=name in _CERTAIN) for name in output_names("inside")},
+    **{name: Role(OUTPUT, False, name in _CERTAIN) for name in output_names("alone")},
+    "adaptive_softmax": Role(PIECE),
+}
+"""Name of a module, or of a matrix without one -> its role."""
+
+USES = ("encoder's input", "decoder's input", INPUT, OUTPUT)
+"""What a report calls the uses of a table."""
+
 # Names of matrices with a row for each word that are no output layers, and what overrules that.
 _NO_OUTPUT = re.compile("emb|wpe|wte|pos|type|segment|lang|src|source|encod|look_?up|lut|teacher")
 _SURELY_OUTPUT = re.compile("out|logit|head|softmax|classif|predict|unembed|scor")
-
 _ADAPTER = re.compile(
     "(^|_)(lora|dora|hada|lokr|oft|boft|ia3|vera|trainable_tokens|adapters?)(_|$)", re.IGNORECASE
 )
-
 _DECODER_INPUT = "decoder.embed_tokens"
-_USES = ("encoder's input", "decoder's input", "input", "output layer")
+# Names of matrices in one place, without modules, by the side that they are of.
+_SIDES = {"encoder_Wemb": USES[0], "decoder_Wemb": USES[1], "Wemb_dec": USES[1]}
+
+
+def _is_place(part: str) -> bool:
+    """Whether a module of this name gives what is inside it the role of a table."""
+    role = ROLES.get(part)
+    return role is not None and role.inside and role.use != PIECE
+
+
+def _is_own(part: str) -> bool:
+    role = ROLES.get(part)
+    return role is not None and not role.inside
+
+
+def role_of(name: str) -> Optional[Role]:
+    """The role of a module or a bare matrix by the parts of its name; None for other names."""
+    *outer, last = name.split(".")
+    roles = [ROLES[part] for part in (*outer, last) if part in ROLES]
+    outputs = [role for role in roles if role.use == OUTPUT and role.inside]
+    if last in ROLES and ROLES[last].use == OUTPUT:
+        outputs.append(ROLES[last])
+    if outputs:
+        return max(outputs, key=lambda role: role.sure)
+    return next((role for role in roles if role.use == INPUT), None)
 
 
 def may_be_table(name: str, rows: int, columns: int) -> bool:
@@ -47,10 +93,11 @@ def may_be_table(name: str, rows: int, columns: int) -> bool:
     *outer, last = name.split(".")
     if outer[-1:] == ["mixture"] and last in ("prior", "latent"):  # of a mixture of softmaxes
         return False
-    if last in PLACES or (last == "table" and PLACES & set(outer)):
+    inside = any(map(_is_place, outer))
+    if _is_place(last) or (last == "table" and inside):
         return True
     # A head may hold further matrices, such as the dense layer of lm_head in RoBERTa, d x d.
-    return rows > columns and (last in _OWN_INPUT | _OWN_OUTPUT or bool(PLACES & set(outer)))
+    return rows > columns and (_is_own(last) or inside)
 
 
 def may_hold_table(key: str, shape: Sequence[int]) -> bool:
@@ -70,13 +117,14 @@ def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] =
     """
     beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
     sizes = {rows for rows, _ in beside.values()}
-    inputs = {rows for name, (rows, _) in beside.items() if _use(name) != _USES[3]} | {*words}
+    inputs = {rows for name, (rows, _) in beside.items() if not is_output_name(name)} | {*words}
     fitting = []
     for name, (rows, columns) in shapes.items():
         if name not in beside:
             fits = rows > columns and (not sizes or rows in sizes)
         else:
-            unsure = _use(name) == _USES[3] and not _SURE_OUTPUT & {*name.split(".")}
+            role = role_of(name)
+            unsure = is_output_name(name) and not (role is not None and role.sure)
             fits = not (unsure and inputs and rows not in inputs)
         if fits:
             fitting.append(name)
@@ -86,39 +134,50 @@ def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] =
 def in_layers(name: str) -> bool:
     """Whether a module is a part of a numbered one, by its name: ``h.3.mlp.fc_out`` is."""
     *outer, _ = name.split(".")
-    place = next((i for i, part in enumerate(outer) if part in PLACES), len(outer))
+    place = next((i for i, part in enumerate(outer) if _is_place(part)), len(outer))
     return any(part.isdigit() for part in outer[:place])
 
 
 def may_be_output(name: str) -> bool:
     """Whether a matrix with a row for each word may be the output layer, by a name not listed."""
     lower = name.lower()
-    if in_layers(name) or adapted(name) or PLACES & {*name.split(".")}:
+    if in_layers(name) or adapted(name) or any(map(_is_place, name.split("."))):
         return False
     return not _NO_OUTPUT.search(lower) or bool(_SURELY_OUTPUT.search(lower))
+
+
+def is_output_name(name: str) -> bool:
+    """Whether a table is that of an output layer.
+
+    One without a name of tables is, since it was found by its shape.
+    """
+    role = role_of(name)
+    return role is None or role.use == OUTPUT
 
 
 def is_output_entry(key: str) -> bool:
     """Whether an entry of a state dict belongs to an output layer with one of the known names."""
     module, _, entry = key.rpartition(".")
-    if entry in OUTPUT_LAYERS | _OWN_OUTPUT:
+    if entry in ROLES and ROLES[entry].use == OUTPUT:
         module = key
     parts = module.split(".")
     while len(parts) > 1 and parts[-1] in ("weight", "parametrizations"):
         parts.pop()
     if in_layers(module) or adapted(key):
         return False
-    return bool((OUTPUT_LAYERS | _IN_PIECES) & {*parts}) or parts[-1] in _OWN_OUTPUT
+    outputs = [ROLES[part] for part in parts if part in ROLES and ROLES[part].use != INPUT]
+    last = ROLES.get(parts[-1])
+    return any(role.inside for role in outputs) or (last is not None and last.use == OUTPUT)
 
 
 def is_surely_output(key: str) -> bool:
-    """Whether no other layer has the name to which an entry of a state dict belongs."""
-    return bool(OUTPUT_LAYERS & {*key.split(".")})
+    """Whether a module with a name of output layers alone holds an entry of a state dict."""
+    return any(_is_place(part) and ROLES[part].use == OUTPUT for part in key.split("."))
 
 
 def is_in_pieces(key: str) -> bool:
     """Whether an entry of a state dict is a piece of an adaptive softmax."""
-    return bool(_IN_PIECES & {*key.split(".")})
+    return any(part in ROLES and ROLES[part].use == PIECE for part in key.split("."))
 
 
 def adapted(name: str) -> str:
@@ -151,41 +210,37 @@ def _known_outputs(tables: Sequence[List[str]]) -> List[List[str]]:
     Checkpoints of old versions do not store an output layer that shares the decoder's input table:
     where there is no output layer, it is the decoder's.
     """
-    outputs = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
+    outputs = [names for names in tables if any(map(is_output_name, names))]
     return outputs or [
         names
         for names in tables
-        if any(name.endswith(_DECODER_INPUT) or _USES[1] in _uses(name) for name in names)
+        if any(name.endswith(_DECODER_INPUT) or USES[1] in _uses(name) for name in names)
     ]
 
 
 def has_output(tables: Sequence[List[str]]) -> bool:
     """Whether one of the tables is known to be that of an output layer."""
-    return any(_use(name) == _USES[3] for known in tables for name in known)
+    return any(is_output_name(name) for known in tables for name in known)
 
 
 def has_output_beside(tables: Sequence[List[str]]) -> bool:
     """Whether one of the tables is that of an output layer outside of the numbered layers."""
-    return any(_use(name) == _USES[3] and not in_layers(name) for known in tables for name in known)
+    return any(is_output_name(name) and not in_layers(name) for known in tables for name in known)
 
 
 def uses_of(names: Sequence[str]) -> List[str]:
     """What a model uses a table for, in words, by the names of the modules that hold it."""
     used = {use for name in names for use in _uses(name)}
-    return [use for use in _USES if use in used]
+    return [use for use in USES if use in used]
 
 
 def _uses(name: str) -> Sequence[str]:
-    return _USES[:2] if name.split(".")[-1] == "shared" else (_use(name),)
-
-
-def _use(name: str) -> str:
     *outer, last = name.split(".")
-    if OUTPUT_LAYERS & {*outer, last} or last in _OWN_OUTPUT:
-        return _USES[3]
-    if not (INPUT_TABLES | _OWN_INPUT) & {*outer, last}:
-        return _USES[3]  # without a name of tables, it was found by its shape
-    for side, use in (("encoder", _USES[0]), ("decoder", _USES[1])):
-        if side in outer or last == f"{side}_Wemb":
-            return use
-    return _USES[2]
+    if last == "shared":
+        return USES[:2]
+    if is_output_name(name):
+        return (OUTPUT,)
+    if last in _SIDES:
+        return (_SIDES[last],)
+    sides = (use for side, use in (("encoder", USES[0]), ("decoder", USES[1])) if side in outer)
+    return (next(sides, INPUT),)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.checkpoints.reading import Unread
-from spectral_fairseq.checkpoints.table_entries import is_output_entry, may_be_table, may_hold_table
-from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.formats.numpy_arrays import tensor_of
+from spectral_fairseq.formats.roles import is_output_entry, may_be_table, may_hold_table
+from spectral_fairseq.formats.stored import Unread
 
 # What a training loop saves beside the weights.
 _NO_WEIGHTS = re.compile("optim|sched|scaler|rng", re.IGNORECASE)

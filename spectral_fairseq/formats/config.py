@@ -1,0 +1,75 @@
+"""What the config.json of a model of transformers says of its words and its output layer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterator, List, Mapping, Optional
+
+# Classes of transformers that end in an output layer over words, and what comes before that in the
+# names of those whose own default is to share it with the input's table.
+_WRITES_WORDS = re.compile("LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|Seq2SeqLM")
+_TIED = frozenset(
+    "Albert Bart Bert BigBird BigBirdPegasus BioGpt Blenderbot BlenderbotSmall Bloom CTRL "
+    "Camembert Cohere Cohere2 ConvBert Data2VecText Deberta DebertaV2 DistilBert Electra "
+    "Ernie Esm FNet Falcon FalconMamba Funnel GPT2 GPTBigCode GPTNeo Gemma Gemma2 Gemma3 "
+    "Gemma3n IBert JetMoe LED LayoutLM Lfm2 LongT5 Longformer Luke M2M100 MBart MPNet MT5 "
+    "Mamba Marian MegatronBert MobileBert ModernBert ModernBertDecoder Mpt Mra Mvp NllbMoe "
+    "Nystromformer OPT OpenAIGPT PLBart Pegasus PegasusX ProphetNet RecurrentGemma RoCBert "
+    "RoFormer Roberta RobertaPreLayerNorm SmolLM3 SqueezeBert Starcoder2 SwitchTransformers "
+    "T5 T5Gemma Tapas UMT5 XGLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso Zamba Zamba2".split()
+)
+
+
+def vocabulary_sizes(settings: Mapping[str, Any]) -> List[int]:
+    """The numbers of words that the settings of a model give, of each vocabulary one."""
+    return sorted(set(_sizes(settings)))
+
+
+def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and depth:
+            yield from _sizes(value, depth - 1)
+        elif str(name).endswith("vocab_size") and type(value) is int and value > 0:
+            yield value
+
+
+def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the part of a model that has the words, with those of the whole before it."""
+    parts = (settings.get(name) for name in ("text_config", "decoder"))
+    inner = next((part for part in parts if isinstance(part, Mapping)), {})
+    return {**inner, **{name: value for name, value in settings.items() if value is not None}}
+
+
+def shares_output(settings: Mapping[str, Any]) -> Optional[bool]:
+    """Whether the settings say that the output layer shares the input's table; None if silent."""
+    ties = text_settings(settings).get("tie_word_embeddings")
+    return ties if isinstance(ties, bool) else None
+
+
+def writes_words(name: str) -> bool:
+    """Whether a model ends in an output layer over words, by the name of its class."""
+    return _WRITES_WORDS.search(name) is not None
+
+
+def shares_by_default(settings: Mapping[str, Any]) -> Optional[str]:
+    """The class of a model whose own default is to share the table; None for other classes.
+
+    config.json may leave ``tie_word_embeddings`` out where it has the default of the class.
+    """
+    classes = settings.get("architectures")
+    for name in map(str, classes if isinstance(classes, list) else ()):
+        found = _WRITES_WORDS.search(name)
+        if found is not None and name[: found.start()] in _TIED:
+            return name
+    return None
+
+
+def padding_rows(settings: Mapping[str, Any]) -> List[int]:
+    """The row of the padding symbol, unless the symbol has another meaning as well."""
+    settings = text_settings(settings)
+    row = settings.get("pad_token_id")
+    others: List[Any] = []
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
+        other = settings.get(name)
+        others += other if isinstance(other, list) else [other]
+    return [row] if type(row) is int and row >= 0 and row not in others else []

@@ -1,0 +1,108 @@
+"""How often each word of a table occurs, from a file or from Python.
+
+A file has lines "<word> <count>", or one count a line in the order of the rows; or it is JSON, an
+object word -> count or a list; or a .npy file with one count for each row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Real
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+
+from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList, other_line
+from spectral_fairseq.checkpoints.reading import read_json
+from spectral_fairseq.errors import DataError, check_enough, check_type
+from spectral_fairseq.files import check_file, read_text
+from spectral_fairseq.formats import numpy_arrays
+
+Counts = Union[Mapping[str, float], Sequence[float]]
+
+
+def read_counts(path: Path) -> Counts:
+    """Counts by word or by row.
+
+    Raises:
+        DataError: missing, or of no form that is known.
+    """
+    check_file(path, "word counts", "Check the path.")
+    if path.suffix == ".npy":
+        return list(numpy_arrays.read(path).tensors["array"].reshape(-1).tolist())
+    if path.suffix == ".json":
+        counts = read_json(path, "word counts")
+        what = f"counts by word or by row in {path}"
+        check_type(counts, (dict, list), what, "Write a list or an object.", DataError)
+        return counts
+    return _from_lines(path)
+
+
+def _from_lines(path: Path) -> Counts:
+    # Other blanks than these may be words, or end them.
+    lines = [line.rstrip(" \t\r") for line in read_text(path).split("\n")]
+    by_word: Dict[str, float] = {}
+    by_row: List[float] = []
+    for number, line in enumerate(lines, 1):
+        word, *rest = re.split(r"[ \t]+(?=[^ \t]*$)", line, maxsplit=1)
+        parts = [word, *rest] if word and rest else [rest[0] if rest else word]
+        if parts == [""]:
+            continue
+        try:
+            count = float(parts[-1])
+        except ValueError:
+            count = math.nan
+        if math.isnan(count) or (by_row if len(parts) == 2 else by_word):
+            raise other_line("'<word> <count>', or one count a line,", path, line, number)
+        if len(parts) == 2:
+            by_word[parts[0]] = by_word.get(parts[0], 0) + count
+        else:
+            by_row.append(count)
+    return by_word or by_row
+
+
+def with_counts(
+    words: Optional[WordList], counts: Counts, rows: int, source: str, uncounted: Sequence[int] = ()
+) -> WordList:
+    """The words with these counts; a word that is not counted has 0.
+
+    Raises:
+        DataError: they do not belong to the table, or are no counts.
+    """
+    named = words
+    if words is None:
+        words = WordList(None, [f"row {row}" for row in range(rows)], [], list(uncounted))
+    if isinstance(counts, Mapping):
+        if named is None:
+            raise DataError(
+                f"the words of the table, to which {source} gives counts",
+                "a model without a vocabulary",
+                "Name its dictionary or tokenizer with --dict, or give one count for each row.",
+            )
+        values = [counts.get(symbol, 0) for symbol in words.symbols]
+        what = f"count of a word of {words.path} in {source}"
+        remedy = "Spell words as the vocabulary does, with its marks of subwords."
+        check_enough(sum(map(bool, values)), 1, what, remedy)
+    else:
+        # Arrays and tensors have numbers of their own kinds.
+        values = counts.tolist() if hasattr(counts, "tolist") else list(counts)
+        counted = set(range(rows)) - set(words.uncounted_rows())
+        if not max(counted, default=-1) < len(values) <= rows:
+            there = str(len(values))
+            raise DataError(f"a count for each of {rows} rows in {source}", there, "Count all.")
+        values += [0] * (rows - len(values))
+    wrong = next((value for value in values if not _is_count(value)), None)
+    if wrong is not None:
+        raise DataError(
+            f"whole numbers from 0 to {MAX_COUNT} as counts in {source}",
+            repr(wrong)[:60],
+            "Multiply relative frequencies by the number of words of the text.",
+        )
+    return WordList(
+        words.path, words.symbols, [int(value) for value in values], words.uncounted_rows()
+    )
+
+
+def _is_count(value: Any) -> bool:
+    real = isinstance(value, Real) and not isinstance(value, bool)  # those of numpy among them
+    return real and bool(0 <= value <= MAX_COUNT and value == int(value))

@@ -1,0 +1,48 @@
+"""What stands beside the weights in a model's folder: its settings, its words and its progress."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict
+
+from spectral_fairseq.checkpoints.reading import read_json_object
+from spectral_fairseq.checkpoints.vocabulary import words_beside
+from spectral_fairseq.formats.config import padding_rows
+from spectral_fairseq.formats.stored import Stored
+
+
+def with_neighbours(stored: Stored, folder: Path, name: str) -> Stored:
+    """The same model with what the files of Hugging Face's libraries in its folder say.
+
+    Args:
+        stored: read from weights in the folder.
+        folder: that of the weights.
+        name: of the model, for messages.
+
+    Raises:
+        DataError: a file that is no JSON.
+    """
+    # Llama and Mistral have params.json beside the files of their own form.
+    config = _settings(folder / "config.json") or _settings(folder / "params.json")
+    state = _settings(folder / "trainer_state.json")
+    names = config.get("architectures")
+    arch = names[0] if isinstance(names, list) and names else config.get("model_type")
+    epoch, updates = state.get("epoch"), state.get("global_step")
+    return replace(
+        stored,
+        find_words=partial(words_beside, folder, name),
+        settings=config or stored.settings,
+        uncounted=padding_rows(config),
+        arch=None if arch is None else str(arch),
+        # Python's json reads NaN and Infinity.
+        epoch=int(epoch) if isinstance(epoch, (int, float)) and math.isfinite(epoch) else None,
+        updates=updates if isinstance(updates, int) else None,
+    )
+
+
+def _settings(file: Path) -> Dict[str, Any]:
+    return read_json_object(file, "settings of the model") if os.path.isfile(file) else {}

@@ -1,0 +1,147 @@
+"""numpy's .npy and .npz files; arrays of objects are refused, since they are pickles."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.reading import READ_FAILURES
+from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
+from spectral_fairseq.formats.stored import Stored, Unread
+
+NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
+
+
+def recognise(start: bytes) -> bool:
+    """Whether a file begins as an array, or as a zip archive whose first entry is one."""
+    length = int.from_bytes(start[26:28], "little")
+    return start.startswith(NPY) or (
+        start.startswith(ZIP) and start[30 : 30 + length].endswith(b".npy")
+    )
+
+
+def read(path: Path) -> Stored:
+    """The arrays of a file.
+
+    Raises:
+        CheckpointError: damaged, shorter than it says, or of objects.
+        DataError: the only array has numbers of a type that torch does not have.
+    """
+    with open(path, "rb") as file:
+        single = file.read(len(NPY)) == NPY
+    tensors, unread = (_array(path), {}) if single else _archive(path)
+    return Stored(str(path), tensors, unread, path)
+
+
+def _array(path: Path) -> Dict[str, Tensor]:
+    """The array, under the name ``array``, mapped from the file.
+
+    Raises:
+        CheckpointError: damaged, shorter than it says, or of objects.
+        DataError: numbers of a type that torch does not have.
+    """
+    try:
+        # Mode c: torch does not know read-only memory, and changes stay out of the file.
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except READ_FAILURES as error:
+        raise _damaged(path, error) from error
+    return {"array": tensor_of(array, path)}
+
+
+def _archive(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """Matrices and vectors by their names, and those that cannot be read; others are left out.
+
+    Raises:
+        CheckpointError: damaged, or with arrays that its members cannot hold.
+    """
+    try:
+        members = reading.entries(path)
+        reading.check_archive_sizes(members, path)
+        reading.check_names(members, path)
+        with zipfile.ZipFile(path) as opened:
+            arrays = {
+                info.filename.removesuffix(".npy"): _member(opened, info)
+                for info in opened.infolist()
+                if info.filename.endswith(".npy")
+            }
+    except CheckpointError:
+        raise
+    except READ_FAILURES as error:
+        raise _damaged(path, error) from error
+    if not arrays:
+        raise DamagedError(f"a .npz file with arrays at {path}", "none")
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    for name, array in arrays.items():
+        if isinstance(array, Unread):
+            unread[name] = array
+        elif array is not None:
+            try:
+                tensors[name] = tensor_of(array, path)
+            except DataError:
+                unread[name] = _unread(array.shape, array.dtype)
+    return tensors, unread
+
+
+def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
+    what = "Python objects, which are never read" if dtype.hasobject else f"numbers of {dtype.str}"
+    return Unread(shape, f"{what}; save it as float32")
+
+
+def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    """A matrix or vector; None for text and other dimensions."""
+    with opened.open(info) as member:
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        version = np.lib.format.read_magic(member)
+        if version not in readers:
+            raise ValueError(f"{info.filename} is of version {version}, which is not supported")
+        shape, _, dtype = readers[version](member)
+        # numpy takes the memory that the header asks for before it reads the numbers.
+        size = dtype.itemsize * math.prod(shape)
+        if any(n < 0 for n in shape) or member.tell() + size > info.file_size:
+            if not dtype.hasobject:
+                sizes = " x ".join(map(str, shape))
+                raise ValueError(
+                    f"{info.filename} declares {sizes} numbers of {dtype} in "
+                    f"{info.file_size:,} bytes"
+                )
+    if len(shape) not in (1, 2) or dtype.kind in "US":
+        return None
+    if dtype.kind not in "fiu":
+        return _unread(shape, dtype)
+    with opened.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def tensor_of(array: np.ndarray, name: Any) -> Tensor:
+    """The tensor that shares an array's memory.
+
+    Raises:
+        DataError: torch does not have such numbers, or some of them are masked.
+    """
+    if np.ma.is_masked(array):
+        remedy = "Fill in their values first, for example with array.filled(0)."
+        raise DataError(f"an array without masked numbers as {name}", "a masked array", remedy)
+    if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        wanted = f"numbers that torch has, in the byte order of this machine, in {name}"
+        remedy = "Save or pass the array as float32, for example."
+        raise DataError(wanted, f"{array.dtype.str}", remedy) from error
+
+
+def _damaged(path: Path, error: BaseException) -> CheckpointError:
+    remedy = f"{COPY_AGAIN} Or save the table alone with np.save."
+    return DamagedError(f"a .npy or .npz file of numbers at {path}", first_line(error), remedy)

@@ -1,0 +1,202 @@
+"""A model in several files: those that an index names, and numbered ones."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.reading import read_json_object
+from spectral_fairseq.errors import DataError, PartsError, listed
+from spectral_fairseq.files import names_in, why_not_readable
+from spectral_fairseq.formats.roles import may_hold_table
+from spectral_fairseq.formats.stored import Stored, Unread
+from spectral_fairseq.functional.row_blocks import same_values
+
+# Each file holds other tensors of one model, as model-00001-of-00004.safetensors.
+_OF = re.compile(r"(\d+)[-_]of[-_](\d+)")
+_MOST_FILES = 10_000
+
+
+class Files(NamedTuple):
+    """The files of one model.
+
+    Attributes:
+        paths: of all of them, in order.
+        named: the one that was named: one of them, or the index.
+        weight_map: name of a tensor -> name of its file, by the index; empty without one.
+        remark: what is said of the files that were read beside the one that was named.
+    """
+
+    paths: List[Path]
+    named: Path
+    weight_map: Mapping[str, str]
+    remark: str = ""
+
+    @property
+    def are_several(self) -> bool:
+        """Whether the tensors of several files, or those that an index names, are put together."""
+        return len(self.paths) > 1 or bool(self.weight_map)
+
+
+def files_of(file: Path, alone: bool) -> Files:
+    """All files of the model of which a file is one, or which an index names.
+
+    Args:
+        file: one of them, or the index.
+        alone: whether the file was named, and not its folder, so that an index may be beside it.
+
+    Raises:
+        CheckpointError: some are missing, or the index names something else than files beside it.
+        DataError: an index that is not JSON.
+    """
+    index = file if file.name.endswith(".index.json") else None
+    if alone and index is None:
+        index = _index_beside(file)
+    if index is None:
+        paths = _numbered_files(file)
+        remark = f"Read from {len(paths)} files, {paths[0].name} and those that belong to it."
+        return Files(paths, file, {}, remark)
+    weight_map = _weight_map(index)
+    if not weight_map:
+        raise PartsError(f"an entry 'weight_map' with names of tensors in {index}", "none")
+    names = {*weight_map.values()}
+    for name in names:
+        # A name with a folder in it could lead anywhere.
+        obstacle = "a path" if Path(name).name != name else None
+        obstacle = obstacle or why_not_readable(index.parent / name)
+        if obstacle is not None:
+            found = f"{name[:200]!r}, {obstacle}"
+            raise PartsError(f"the index {index} to name files beside it", found)
+    for name in filter(_OF.search, names):
+        there = {path.name for path in _numbered_files(index.parent / name)}
+        if not there <= names:
+            raise PartsError(
+                f"the index {index} to name all {len(there)} files of which {name} is one",
+                f"no tensor of {listed(sorted(there - names))}",
+            )
+    remark = "" if file == index else f"Read from the files that {index.name} names."
+    return Files([index.parent / name for name in sorted(names)], file, weight_map, remark)
+
+
+def _index_beside(file: Path) -> Optional[Path]:
+    """The index beside a file that names it as one of several; ``None`` if there is none."""
+    for name in names_in(file.absolute().parent):
+        index = file.with_name(name)
+        if not name.endswith(".index.json") or why_not_readable(index) is not None:
+            continue
+        try:
+            files = {*_weight_map(index).values()}
+        except DataError:  # which says nothing about this file
+            continue
+        if file.name in files and len(files) > 1:
+            return index
+    return None
+
+
+def _weight_map(index: Path) -> Dict[str, str]:
+    """Name of a tensor -> name of its file; empty where the index has no such entry."""
+    weight_map = read_json_object(index, "the index of a model in several files").get("weight_map")
+    named = weight_map if isinstance(weight_map, dict) else {}
+    return {str(name): str(file) for name, file in named.items()}
+
+
+def _numbered_files(file: Path) -> List[Path]:
+    """The files ``<number>-of-<count>`` of which ``file`` is one, in order; a whole alone.
+
+    Raises:
+        CheckpointError: others are missing.
+    """
+    numbered = _OF.search(file.name)
+    if numbered is None or int(numbered[2]) < 2:
+        return [file]
+    number, count = numbered.groups()
+    names = [
+        f"{file.name[: numbered.start(1)]}{part:0{len(number)}}{file.name[numbered.end(1) :]}"
+        for part in range(min(int(count), _MOST_FILES) + 1)
+    ]
+    paths = [file.with_name(name) for name in names]
+    paths = paths[:-1] if why_not_readable(paths[0]) is None else paths[1:]
+    there = [path for path in paths if why_not_readable(path) is None]
+    if len(there) < int(count):
+        raise PartsError(
+            f"all of the {int(count)} files of which {file} is one, beside it", f"{len(there)}"
+        )
+    return there
+
+
+def joined(files: Files, read: Sequence[Stored]) -> Stored:
+    """The model whose files were read one by one.
+
+    transformers, too, loads what the files hold beside what the index names. A tensor that several
+    numbered files hold alike is taken once.
+
+    Raises:
+        CheckpointError: a file lacks a tensor that the index says it has.
+    """
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    holders: Dict[str, List[int]] = {}
+    for number, one in enumerate(read):
+        unread.update(one.unread)
+        for name in one.tensors:
+            holders.setdefault(name, []).append(number)
+    names = [path.name for path in files.paths]
+    for name, file in files.weight_map.items():
+        number = names.index(file)
+        if name in read[number].tensors:
+            holders[name] = [number]
+        elif name not in unread:
+            there = f"{len(read[number].tensors)} others"
+            wanted = f"the tensor {name} in {files.paths[number]}, as its index says"
+            raise PartsError(wanted, there)
+    for name, numbers in holders.items():
+        first, *others = (read[number].tensors[name] for number in numbers)
+        # Matrices that are no tables are of no use here, and need not be read.
+        compared = first.dim() < 2 or may_hold_table(name, first.shape)
+        if not others or (compared and all(same_values(first, other) for other in others)):
+            tensors[name] = first
+        else:
+            unread[name] = Unread(tuple(first.shape), f"each of {len(numbers)} files has a piece")
+    places = {name: files.paths[numbers[0]] for name, numbers in holders.items()}
+    return replace(
+        read[0], tensors=tensors, unread=unread, file=files.named, files=places, remark=files.remark
+    )
+
+
+def check_one_set(file: Path) -> None:
+    """Refuse the numbered files of several models in one folder, of which the first would be read.
+
+    Raises:
+        CheckpointError: others have the same name but for another number of files.
+    """
+    numbered = _OF.search(file.name)
+    if numbered is None:
+        return
+    around = file.name[: numbered.start()], file.name[numbered.end() :]
+    counts = set()
+    for name in names_in(file.absolute().parent):
+        other = _OF.search(name)
+        if other is not None and (name[: other.start()], name[other.end() :]) == around:
+            counts.add(int(other[2]))
+    if len(counts) > 1:
+        raise PartsError(
+            f"the files of one model in {file.parent}, such as {file.name}",
+            f"numbered files of {' and of '.join(map(str, sorted(counts)))}",
+            "Remove those of the other model, or name a file of the one that is meant.",
+        )
+
+
+def beside(file: Path) -> List[str]:
+    """The names of files beside one that differ from its name in one number only."""
+    parts = re.split(r"(\d+)", file.name)
+    found = []
+    for name in names_in(file.absolute().parent):
+        others = re.split(r"(\d+)", name)
+        differing = [place for place, (a, b) in enumerate(zip(parts, others)) if a != b]
+        if len(parts) == len(others) and len(differing) == 1 and differing[0] % 2:
+            found.append(name)
+    return sorted(found)

@@ -1,0 +1,553 @@
+"""Which table of a model is measured: the one that is asked for, or that of the output layer.
+
+Names, shapes and settings decide, by the roles of :mod:`spectral_fairseq.formats.roles`; numbers
+only tell which modules hold the same table. What would measure another table than the one that was
+asked for is refused, and so are parts of tables, tables of no numbers, and tables in two copies
+that differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.tensors import FLOATING
+from spectral_fairseq.embeddings import Table
+from spectral_fairseq.embeddings.entries import entries_by_module, kind_of, same_table
+from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, listed
+from spectral_fairseq.formats.config import (
+    shares_by_default,
+    shares_output,
+    vocabulary_sizes,
+    writes_words,
+)
+from spectral_fairseq.formats.roles import (
+    adapted,
+    fitting_tables,
+    has_output,
+    has_output_beside,
+    is_in_pieces,
+    is_output,
+    is_output_entry,
+    is_surely_output,
+    may_be_output,
+    may_be_table,
+    output_tables,
+)
+from spectral_fairseq.formats.stored import Stored, Unread
+
+# Over how many devices the rows of a table are usually split.
+_DEVICES = (2, 4, 8, 16)
+# By how many rows a table may be larger than the vocabulary of another.
+_MOST_FURTHER_ROWS = 1024
+# How many numbers of a row tell tables apart before all are compared.
+_MARKED = 8
+MOST_NAMED = 20
+
+STORED, UNREAD, OWN, SHARED = "stored", "unread", "own", "shared"
+BY_DEFAULT, UNKNOWN = "shared by default", "unknown"
+
+
+@dataclass
+class Choice:
+    """The table of a model that is measured, and what a report says about it.
+
+    Attributes:
+        names: the modules that hold it; the first is the one to read.
+        entries: what that module stores.
+        tables: the names of every table over words, of which this need not be one.
+        output: what is known of the output layer: a table of one is :data:`STORED`; what is stored
+            of it is :data:`UNREAD`; by the settings it has a table of its :data:`OWN`, which is not
+            stored, or a :data:`SHARED` one, which may follow from the class alone
+            (:data:`BY_DEFAULT`); or it is :data:`UNKNOWN`.
+        of_softmax: whether the softmax is known to use this table.
+        unread_outputs: names of what is stored of an output layer that cannot be read.
+        possible_outputs: matrices with as many rows or somewhat more under names that are not
+            known, where the output layer is.
+        unread: names of other matrices with as many rows, which cannot be read.
+        lies: whether it is stored as d x N.
+        declared: what the settings say of its size, where it has another.
+    """
+
+    names: List[str]
+    entries: Mapping[str, Tensor]
+    tables: List[List[str]]
+    output: str
+    of_softmax: bool
+    unread_outputs: List[str]
+    possible_outputs: List[str]
+    unread: List[str]
+    lies: bool
+    declared: str
+
+    @property
+    def kind(self) -> Type[Table]:
+        """The kind of table."""
+        return kind_of(self.entries)
+
+    @property
+    def shape(self) -> Tuple[int, int]:
+        """(N, d)."""
+        return self.kind.stored_shape(self.entries)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the table is one of those over words, rather than any matrix."""
+        return any(self.names[0] in names for names in self.tables)
+
+
+def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
+    """The table that was asked for, or that of the output layer.
+
+    Args:
+        stored: the model.
+        wanted: value of ``--table``: a module's name, or a part of it that fits only one table, or
+            the full name of any matrix of the model. ``None`` stands for the output table, or for
+            the only one there is.
+
+    Raises:
+        CheckpointError: no table is found, none fits, or several do; or the table is stored in a
+            form that is not read, not stored here, or in two copies that differ.
+    """
+    matrices = Matrices(stored)
+    tables = matrices.tables
+    unread = matrices.unread_outputs()
+    if wanted is None:
+        _check_output(matrices, unread)
+        default = None if tables else stored.only_input or matrices.only_matrix()
+        names = matrices.named(default)
+    else:
+        wanted = wanted.replace("/", ".") if wanted not in stored.tensors else wanted
+        _check_asked(matrices, wanted)
+        names = matrices.named(wanted)
+    _check_not_adapted(matrices, names, wanted)
+    rows, _ = matrices.shape(names[0])
+    ties, by_default = shares_output(stored.settings), shares_by_default(stored.settings)
+    if has_output(tables):
+        output = STORED
+    elif unread:
+        output = UNREAD
+    elif ties is not None:
+        output = SHARED if ties else OWN
+    else:
+        output = BY_DEFAULT if by_default else UNKNOWN
+    return Choice(
+        names=names,
+        entries=matrices.entries_of(names[0]),
+        tables=tables,
+        output=output,
+        of_softmax=is_output(names, tables) or output in (SHARED, BY_DEFAULT),
+        unread_outputs=list(unread),
+        possible_outputs=matrices.larger_outputs(rows) if output == UNKNOWN else [],
+        unread=[
+            name
+            for name, array in matrices.unread.items()
+            if len(array.shape) == 2 and array.shape[0] >= rows
+        ],
+        lies=any(key in (names[0], f"{names[0]}.weight") for key in matrices.lying),
+        declared=_declared_otherwise(matrices, names, wanted),
+    )
+
+
+class Matrices:
+    """The matrices of a model by the modules that hold them, output layers upright as N x d.
+
+    Attributes:
+        stored: the model.
+        sizes: the numbers of words that its settings give, of each vocabulary one.
+        tensors: name -> tensor.
+        unread: name -> what cannot be read as a table.
+        modules: module -> entry -> tensor.
+        lying: names of output layers that are stored as d x N.
+        tables: the modules that hold each table over words, in the order of the file. Two modules
+            hold the same table if they share memory or their values are equal.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.sizes = vocabulary_sizes(stored.settings)
+        self.tensors, self.unread = stored.tensors, stored.unread
+        if "embeddings" in self.tensors and "mapping" in self.tensors:
+            self._leave_out_clusters()
+        self.modules = entries_by_module(self.tensors)
+        self.lying = self._lying_outputs()
+        if self.lying:
+            upright = {key: self.tensors[key].t() for key in self.lying}
+            self.tensors = {**self.tensors, **upright}
+            self.modules = entries_by_module(self.tensors)
+        self.tables = self._tables()
+
+    def _leave_out_clusters(self) -> None:
+        # model2vec stores the centre of a cluster of words once, and the cluster of each word.
+        shape = tuple(self.tensors["embeddings"].shape)
+        clusters = Unread(shape, "centres of clusters of words, to which mapping leads")
+        self.unread = {**self.unread, "embeddings": clusters}
+        self.tensors = {k: tensor for k, tensor in self.tensors.items() if k != "embeddings"}
+
+    def _tables(self) -> List[List[str]]:
+        shapes = self._shapes()
+        names = fitting_tables(shapes, self.sizes)
+        if names and not has_output([names]):
+            names += self._nameless_outputs({shapes[name][0] for name in names})
+        tables: List[List[str]] = []
+        alike: Dict[Any, List[List[str]]] = {}
+        for name in names:
+            entries = self.entries_of(name)
+            others = alike.setdefault(_mark(entries), [])
+            for table in others:
+                if same_table(self.entries_of(table[0]), entries):
+                    table.append(name)
+                    break
+            else:
+                others.append([name])
+                tables.append(others[-1])
+        return tables
+
+    def _shapes(self) -> Dict[str, Tuple[int, int]]:
+        """Rows and columns of the matrices with names of tables, by module."""
+        shapes: Dict[str, Tuple[int, int]] = {}
+        for module, entries in self.modules.items():
+            parent, _, part = module.rpartition(".")
+            if part != "table" and f"{parent}.table" in self.modules:  # another matrix of a head
+                continue
+            kind = kind_of(entries)
+            for entry in _main_entries(entries):
+                whole = entry == kind.entries[0]
+                name = module if whole else f"{module}.{entry}".lstrip(".")
+                rows, columns = kind.stored_shape(entries) if whole else entries[entry].shape
+                if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
+                    shapes[name] = rows, columns
+        return shapes
+
+    def _lying_outputs(self) -> List[str]:
+        """Entries that hold an output layer the other way round, d x N, as in flax and Marian.
+
+        Their columns are the words: as many as an input table has rows, or as the settings say.
+        Where an output layer lies as usual, no other is looked for.
+        """
+        shapes = self._shapes()
+        fitting = fitting_tables(shapes, self.sizes)
+        outputs = [name for name in fitting if has_output([[name]])]
+        inputs = {shapes[name][0] for name in set(fitting).difference(outputs)} | {*self.sizes}
+        upright = any(shapes[name][0] in inputs for name in outputs)
+        if upright or not inputs or self._nameless_outputs(inputs):
+            return []
+        known, others = [], []
+        for key, value in self.tensors.items():
+            module, _, entry = key.rpartition(".")
+            if value.dim() != 2 or value.dtype not in FLOATING:
+                continue
+            if not value.size(1) > value.size(0) > 1:  # a single row is a bias of the scores
+                continue
+            # A matrix beside others may be a factor of the table, so that it is no layer by itself.
+            alone = entry in _MATRICES and {*self.modules[module]} <= {entry, "bias", "b"}
+            if value.size(1) in inputs and (alone or not module):
+                name = module if alone else key
+                if is_output_entry(key):
+                    known.append(key)
+                elif may_be_output(name):
+                    others.append(key)
+        return known or others
+
+    def _nameless_outputs(self, sizes: Collection[int]) -> List[str]:
+        """Plain matrices with a row for each word of an input table: its output layers."""
+        return [name for name, rows in self._tall_matrices() if rows in sizes]
+
+    def larger_outputs(self, count: int) -> List[str]:
+        """The same with ``count`` rows or somewhat more, as of a transducer, which has a blank."""
+        known = {name for table in self.tables for name in table}
+        sizes = range(count, count + _MOST_FURTHER_ROWS)
+        return [name for name, rows in self._tall_matrices() if rows in sizes and name not in known]
+
+    def _tall_matrices(self) -> List[Tuple[str, int]]:
+        """Matrices that may be output layers under any name, and their rows."""
+        found = []
+        for key, value in self.tensors.items():
+            if value.dim() != 2 or not value.size(0) > value.size(1):
+                continue
+            module, _, entry = key.rpartition(".")
+            plain = entry == "weight" and {*self.modules[module]} <= {"weight", "bias"}
+            name = module if plain else key
+            if (not module or entry in _MATRICES) and may_be_output(name):
+                found.append((name, value.size(0)))
+        return found
+
+    def only_matrix(self) -> Optional[str]:
+        """The name of the only matrix; None if there are several or none.
+
+        Raises:
+            CheckpointError: another one with as many rows is stored, but cannot be read.
+        """
+        names = [key for key, value in self.tensors.items() if value.dim() == 2]
+        return names[0] if len(names) == 1 else None
+
+    def entries_of(self, name: str) -> Mapping[str, Tensor]:
+        """What a module stores of a table, or a bare matrix as ``{"weight": matrix}``.
+
+        Raises:
+            ConfigurationError: the name is not that of a matrix.
+        """
+        entries = self._entries_of(name)
+        if entries is None:
+            raise ConfigurationError("--table to name a matrix", name, CHOOSE)
+        return entries
+
+    def _entries_of(self, name: str) -> Optional[Mapping[str, Tensor]]:
+        if name in self.tensors:
+            return {"weight": self.tensors[name]} if self.tensors[name].dim() == 2 else None
+        entries = self.modules.get(name, {})
+        return entries if _main_entries(entries) == [kind_of(entries).entries[0]] else None
+
+    def shape(self, name: str) -> Tuple[int, int]:
+        """(N, d) of a table.
+
+        Raises:
+            ConfigurationError: the name is not that of a matrix.
+        """
+        entries = self.entries_of(name)
+        return kind_of(entries).stored_shape(entries)
+
+    def named(self, wanted: Optional[str]) -> List[str]:
+        """The modules that hold the table of a name, or that of the output layer; see `choose`.
+
+        ``decoder.embed_tokens``, which users know, is the first if it is among them.
+        """
+        fitting = self.tables
+        if wanted is None and len(fitting) > 1:
+            fitting = output_tables(fitting)
+        elif wanted is not None:
+            exact = wanted.removesuffix(".weight")
+            fitting = [names for names in self.tables if exact in names]
+            if not fitting and self._entries_of(exact) is not None:
+                return [exact]
+            if not fitting:
+                fitting = [names for names in self.tables if any(wanted in name for name in names)]
+        if len(fitting) != 1:
+            raise self._no_choice(wanted, fitting)
+        return sorted(fitting[0], key=lambda name: name != "decoder.embed_tokens")
+
+    def _no_choice(self, wanted: Optional[str], fitting: Sequence[List[str]]) -> CheckpointError:
+        where = self.stored.name
+        matrices = [(key, *value.shape) for key, value in self.tensors.items() if value.dim() == 2]
+        if not self.tables and not matrices:
+            shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in self.tensors.items()]
+            remedy = "Give a model, or a matrix with one row for each word."
+            return CheckpointError(f"a table of shape (N, d) in {where}", listed(shapes), remedy)
+        if not fitting:
+            matrices.sort(key=lambda matrix: -matrix[1])  # those with the most rows first
+            named = listed([f"{name} ({rows} x {dim})" for name, rows, dim in matrices], 8)
+            return CheckpointError(
+                f"a table {'of word vectors' if wanted is None else repr(wanted)} in {where}",
+                self._described(self.tables) or "none with a name that such tables usually have",
+                f"{CHOOSE} Its matrices are {named}.",
+            )
+        others = self._described([names for names in self.tables if names not in fitting])
+        found = f"{len(fitting)}: {self._described(fitting)}" + (others and f" (others: {others})")
+        return CheckpointError(f"one table to measure in {where}", found, CHOOSE)
+
+    def _described(self, tables: Sequence[List[str]]) -> str:
+        descriptions = []
+        for names in tables[:MOST_NAMED]:
+            rows, dim = self.shape(names[0])
+            kind = kind_of(self.entries_of(names[0])).kind
+            shared = f" (= {', '.join(names[1:])})" if names[1:] else ""
+            descriptions.append(f"{names[0]}{shared}, {kind}, {rows} x {dim}")
+        return "; ".join([*descriptions, *(["..."] if len(tables) > MOST_NAMED else [])])
+
+    def unread_outputs(self) -> Dict[str, str]:
+        """What is stored of an output layer, but is not a table that can be read.
+
+        Returns:
+            Name -> what it is; empty where a table of an output layer can be read.
+        """
+        if has_output_beside(self.tables):
+            return {}
+        sizes = {self.shape(names[0])[0] for names in self.tables} | {*self.sizes}
+        # DeepSpeed leaves parameters without numbers; other vectors are biases and scales.
+        reasons = {
+            key: unread.why
+            for key, unread in self.unread.items()
+            if is_output_entry(key) and (len(unread.shape) > 1 or unread.shape == (0,))
+        }
+        for key, value in self.tensors.items():
+            if value.dim() < 2 or not is_output_entry(key):
+                continue
+            if is_in_pieces(key):
+                reasons[key] = "a piece of an adaptive softmax"
+            elif value.dtype not in FLOATING and (is_surely_output(key) or sizes & {*value.shape}):
+                reasons[key] = f"quantized or packed numbers, {dtype_name(value)}"
+            # Heads have other matrices of their own, and other heads, of images for example, too.
+            elif value.dtype in FLOATING and key.rpartition(".")[2] != "weight":
+                if sizes & {*value.shape}:
+                    shape = " x ".join(map(str, value.shape))
+                    reasons[key] = f"{shape} numbers, from which W is computed"
+        return reasons
+
+
+# Names of the matrix of a layer; flax has kernels where torch has weights.
+_MATRICES = ("weight", "kernel", "W")
+
+
+def _main_entries(entries: Mapping[str, Tensor]) -> List[str]:
+    """The entries of a module that are tables; bare parameters have names of their own."""
+    main = kind_of(entries).entries[0]
+    if main in entries and entries[main].dim() == 2:
+        return [main]
+    return [
+        entry
+        for entry, value in entries.items()
+        if value.dim() == 2 and (entry == "kernel" or may_be_table(entry, *value.shape))
+    ]
+
+
+def _mark(entries: Mapping[str, Tensor]) -> Tuple[Any, ...]:
+    """What tables have in common that may be equal: kind, shape and some of the numbers."""
+    kind = kind_of(entries)
+    main = entries[kind.entries[0]]
+    rows = [main[row, :_MARKED].double() + 0.0 for row in {0, len(main) // 2, -1} if len(main)]
+    return kind, main.shape, repr([row.tolist() for row in rows])
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The type of a tensor's numbers, as ``float16``."""
+    return str(tensor.dtype).replace("torch.", "")
+
+
+def _check_asked(matrices: Matrices, wanted: str) -> None:
+    """Refuse a name of what cannot be read."""
+    name = wanted.removesuffix(".weight")
+    if not any(f"{key}.".startswith(f"{name}.") for key in matrices.tensors):
+        asked = {k: v.why for k, v in matrices.unread.items() if f"{k}.".startswith(f"{name}.")}
+        _refuse_unread(matrices.stored, asked)
+
+
+def _check_output(matrices: Matrices, unread: Mapping[str, str]) -> None:
+    """Refuse a model of which another table than that of the output layer would be measured."""
+    stored, tables = matrices.stored, matrices.tables
+    _check_copies(matrices)
+    _refuse_unread(stored, {} if all(map(is_in_pieces, unread)) else unread)
+    _refuse_unread(stored, _parts_of_outputs(matrices))
+    adapters = sorted({adapted(key) for key in matrices.tensors} - {""})
+    changed = [name for name in adapters if is_output_entry(f"{name}.")]
+    if has_output(tables):
+        changed = []
+    if changed or (not tables and adapters and all(map(adapted, matrices.tensors))):
+        raise _of_an_adapter(stored, changed or adapters)
+    if not tables:
+        single = matrices.only_matrix()
+        rows = len(matrices.tensors[single]) if single is not None else 0
+        larger = {k: v for k, v in matrices.unread.items() if v.shape[1:] and v.shape[0] >= rows}
+        _refuse_unread(stored, {key: array.why for key, array in larger.items()})
+    elif shares_output(stored.settings) is False and not unread and not has_output(tables):
+        if writes_words(stored.arch or ""):
+            raise CheckpointError(
+                f"the output layer of {stored.arch}, which has a table of its own by the settings, "
+                f"in {stored.name}",
+                f"none under a known name beside {', '.join(names[0] for names in tables)}",
+                "Give the file that holds it, or choose a table with --table NAME.",
+            )
+
+
+def _check_copies(matrices: Matrices) -> None:
+    """Refuse a file whose output layer has other numbers than the table that it shares.
+
+    Some programs then take the one, some the other, and some do not share them. In memory two
+    parameters are two.
+    """
+    stored, tables = matrices.stored, matrices.tables
+    if stored.file is None or shares_output(stored.settings) is not True:
+        return
+    shapes = {names[0]: matrices.shape(names[0]) for names in tables}
+    outputs = [names for names in output_tables(tables) if has_output_beside([names])]
+    for output in outputs:
+        if any(not has_output([[name]]) for name in output):
+            continue  # which is one with a table of the input
+        others = [
+            names[0]
+            for names in tables
+            if not has_output([names]) and shapes[names[0]] == shapes[output[0]]
+        ]
+        if others:
+            raise CheckpointError(
+                f"{output[0]} to equal {' or '.join(others)} in {stored.name}, which share one "
+                "table by tie_word_embeddings",
+                "different values",
+                "Set tie_word_embeddings to false in config.json if the model was trained so; or "
+                "choose one with --table NAME.",
+            )
+
+
+def _refuse_unread(stored: Stored, unread: Mapping[str, str]) -> None:
+    if unread:
+        raise CheckpointError(
+            f"a table that can be read in {stored.name}",
+            listed([f"{name}: {why}" for name, why in unread.items()], separator="; "),
+            "Save the model with floating-point numbers in one matrix, as it was before it was "
+            "quantized or split, or choose another table with --table NAME.",
+        )
+
+
+def _parts_of_outputs(matrices: Matrices) -> Dict[str, str]:
+    """Output layers with a half, a quarter, ... of the rows of the input's table.
+
+    An output layer with as many rows as the settings say is whole, and the larger table that of
+    something else, such as all codebooks of an audio model.
+
+    Returns:
+        Name -> what it is.
+    """
+    inputs = {
+        matrices.shape(names[0])[0]
+        for names in matrices.tables
+        if not any(is_output_entry(f"{name}.") or "encoder" in name.split(".") for name in names)
+    }
+    parts = {}
+    for key, value in matrices.tensors.items():
+        if value.dim() == 2 and value.size(0) > value.size(1) and is_output_entry(key):
+            whole = [rows for rows in inputs if rows in (value.size(0) * k for k in _DEVICES)]
+            known = value.size(0) in inputs or value.size(0) in matrices.sizes
+            if whole and not known and not is_in_pieces(key):
+                parts[key] = f"{value.size(0)} rows, a part of {whole[0]}"
+    return parts
+
+
+def _of_an_adapter(stored: Stored, modules: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"whole tables in {stored.name}",
+        f"an adapter, such as LoRA's, that changes {listed(modules)}",
+        "Merge it into the model first (merge_and_unload() of peft), or choose the unchanged table "
+        "with --table NAME.base_layer where the model has one.",
+    )
+
+
+def _check_not_adapted(matrices: Matrices, names: Sequence[str], wanted: Optional[str]) -> None:
+    """Refuse a table that an adapter changes."""
+    changed = {adapted(key) for key in [*matrices.tensors, *matrices.unread]} - {""}
+    asked = wanted is not None and "base_layer" in wanted.split(".")
+    bare = [name.removesuffix(".base_layer") for name in names]
+    if not asked and all(name in changed for name in bare):
+        raise _of_an_adapter(matrices.stored, sorted({*bare}))
+
+
+def _declared_otherwise(matrices: Matrices, names: Sequence[str], wanted: Optional[str]) -> str:
+    """What the settings say of a table's size if it has another; refused unless it was named."""
+    known = any(names[0] in table for table in matrices.tables)
+    if wanted is not None and not known:
+        return ""
+    settings, sizes = matrices.stored.settings, matrices.sizes
+    rows, columns = matrices.shape(names[0])
+    dim = settings.get("dim")
+    short = bool(sizes) and rows < sizes[0]
+    narrow = "norm_eps" in settings and type(dim) is int and columns < dim  # of Llama
+    if not short and not narrow:
+        return ""
+    declared = f"{sizes[0]} words" if short else f"vectors of {dim} numbers"
+    if wanted is None:
+        raise CheckpointError(
+            f"a table of {declared} in {matrices.stored.name}, as its settings say",
+            f"{rows} x {columns} numbers in {names[0]}",
+            "It may be one of several parts: give all of them, or choose it with --table NAME.",
+        )
+    return declared
