@@ -47,10 +47,10 @@ def analyze(
     """Measure the embedding tables of models.
 
     Args:
-        models: each a path (a fairseq checkpoint, a state dict of torch, safetensors, a model's
-            folder, .npy, .npz, word vectors of word2vec, fastText or GloVe) or a model in memory
-            (a tensor or an array of shape (N, d), a state dict, a ``torch.nn.Module``). Nothing
-            in a file is executed, and models in memory are not changed.
+        models: each a path, of a file in one of the formats of :mod:`spectral_fairseq.formats` or
+            of a model's folder, or a model in memory (a tensor or an array of shape (N, d), a
+            state dict, a ``torch.nn.Module``). Nothing in a file is executed, and models in memory
+            are not changed.
         table: name of the table, or a part of it that fits only one; the output table if not given.
         dictionary: dict.txt, tokenizer.json, vocab.json, vocab.txt, a sentencepiece model, or a
             folder with one of them; looked for beside the model if not given.

@@ -51,7 +51,7 @@ def _on_the_output(choice: Choice, model: Stored) -> List[str]:
     if choice.output == SHARED:
         return ["The settings say that the output layer shares it."]
     if choice.output == BY_DEFAULT:
-        return [f"The settings do not say so, but the output layer of {model.arch} shares it."]
+        return [f"By the default of {model.arch} the output layer shares it."]
     if choice.possible_outputs:
         named = listed(choice.possible_outputs)
         return [f"No output layer is known by its name; it may be {named} (choose with --table)."]

@@ -18,6 +18,7 @@ from spectral_fairseq.commands.shared import (
 )
 from spectral_fairseq.errors import CheckpointError, check_count, idle_flag
 from spectral_fairseq.files import check_directory
+from spectral_fairseq.formats import known
 from spectral_fairseq.options import option, part
 
 if TYPE_CHECKING:
@@ -32,11 +33,9 @@ _NEEDS = {
     "--nbest-tokenize": "--nbest",
 }
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Measure the table of word vectors of a model: isotropy, singular values, cosines, row norms,
-neighbours. The model may be a fairseq checkpoint (with a plain or a factored table; of translation
-or a language model), a state dict of torch, a safetensors file, the folder of a Hugging Face model,
-an array of numpy (.npy, .npz), or word vectors of word2vec, fastText or GloVe.
+neighbours. The model may be {known()}.
 Of several tables, the one of the output layer is measured unless --table names another.
 Files are read without executing what they contain. With --out, a folder is written with
 pictures (PNG, SVG), the raw JSON and report.html, one page that needs no network.

@@ -22,15 +22,16 @@ class Format:
 
     Attributes:
         called: what a file of this format is called, with an article.
-        module: the module with ``recognise(start: bytes) -> bool``, whether a file with these first
-            bytes has the format, and ``read(path: Path) -> Stored``.
         read_as: what is read of it, for the documentation.
+        module: the module with ``recognise(start: bytes) -> bool``, whether a file with these first
+            bytes has the format, and ``read(path: Path) -> Stored``; none for folders, whose files
+            have formats of their own.
         has_neighbours: whether settings and words may stand beside it, as Hugging Face has them.
     """
 
     called: str
-    module: str
     read_as: str
+    module: str = ""
     has_neighbours: bool = False
 
     def recognise(self, start: bytes) -> bool:
@@ -51,34 +52,41 @@ class Format:
 FORMATS: Tuple[Format, ...] = (
     Format(
         "a safetensors file",
-        "spectral_fairseq.formats.safetensors_file",
         "the tensors, mapped from the file",
+        "spectral_fairseq.formats.safetensors_file",
         has_neighbours=True,
     ),
     Format(
         "an array of numpy (.npy, .npz)",
-        "spectral_fairseq.formats.numpy_arrays",
         "the only matrix, or the one that `--tensor` names; arrays of objects are never read",
+        "spectral_fairseq.formats.numpy_arrays",
     ),
     Format(
         "a fairseq checkpoint or a state dict of torch",
-        "spectral_fairseq.formats.torch_file",
         "a fairseq checkpoint, or all state dicts in the file, such as OpenNMT-py's `model` and "
         "`generator`; copies (moving averages) and optimisers are left out; read with an "
         "[allow-list](../SECURITY.md)",
+        "spectral_fairseq.formats.torch_file",
     ),
     Format(
         "word vectors of word2vec (text or binary), fastText or GloVe",
-        "spectral_fairseq.formats.word_vectors",
         "the words and their vectors",
+        "spectral_fairseq.formats.word_vectors",
     ),
 )
 """The formats of files, in the order in which a file is compared with them."""
 
-FOLDER = "the folder of a Hugging Face model"
+FOLDER = Format(
+    "the folder of a Hugging Face model",
+    "`model.safetensors` or `pytorch_model.bin`, also in several files with or without an index, "
+    "or `consolidated.safetensors` and `consolidated.00.pth` in the form of Llama; settings from "
+    "`config.json` or `params.json`, words from the tokenizer, updates from `trainer_state.json`",
+    has_neighbours=True,
+)
+"""Whose files have one of the formats above."""
 
 
 def known() -> str:
     """All formats in words, for help and errors."""
-    *first, last = [FOLDER, *(form.called for form in FORMATS)]
+    *first, last = [form.called for form in (FOLDER, *FORMATS)]
     return f"{', '.join(first)}, or {last}"

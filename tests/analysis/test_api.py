@@ -207,6 +207,7 @@ def test_an_archive_behind_a_table_that_would_become_huge_is_refused(tmp_path):
         ({"architectures": ["GPT2LMHeadModel"]}, True),
         ({"tie_word_embeddings": True}, True),
         ({"architectures": ["GPT2Model"]}, False),
+        ({"architectures": ["LlamaForCausalLM"]}, False),  # whose own default is not to share it
     ],
 )
 def test_a_tied_output_layer_is_known_from_the_settings(settings, output, tmp_path):
