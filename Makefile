@@ -23,11 +23,11 @@ CONSTRAINTS := constraints.txt
 MARK := $(VENV)/.made-by-make
 MADE_HERE = [ -e "$(MARK)" ] || [ -e "$(VENV)/.fairseq" ] || [ -z "$$(ls -A "$(VENV)" 2>/dev/null)" ]
 FAIRSEQ ?= yes
-VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 14))
+VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 13))
 HAS_BUILD := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))
 # Searched only when an environment has to be made: first one for which fairseq has a build.
 FIND_PYTHON = for fits in '$(HAS_BUILD)' '$(VERSION_OK)'; do \
-	for p in python3 python3.11 python3.12 python3.10 python3.9 python3.13 python3.14; do \
+	for p in python3 python3.11 python3.12 python3.10 python3.9 python3.13; do \
 	"$$p" -c "$$fits" 2>/dev/null && { command -v "$$p"; break 2; }; done; done
 WANTS_FAIRSEQ = [ "$(FAIRSEQ)" != no ] && $(BIN)/python -c '$(HAS_BUILD)'
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
@@ -60,7 +60,7 @@ $(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	@[ ! -e "$@" ] || { echo "[setup 1/3] $(VENV): other versions in $(CONSTRAINTS)"; exit 0; }; \
 	python="$(PYTHON)"; [ -n "$$python" ] || python=$$($(FIND_PYTHON)); \
 	[ -n "$$python" ] && "$$python" -c '$(VERSION_OK)' || { \
-	  echo "error: expected Python 3.9 to 3.14; found $${python:-none}. Install one of them, or" \
+	  echo "error: expected Python 3.9 to 3.13; found $${python:-none}. Install one of them, or" \
 	    "name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
 	echo "[setup 1/3] $(VENV): an environment of $$("$$python" --version)"; \
 	rm -rf "$(VENV)"; mkdir -p "$(VENV)"; touch "$(MARK)"; \
@@ -83,13 +83,16 @@ $(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	fi
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.fairseq setup.py
+$(VENV)/.installed: $(VENV)/.fairseq setup.py pyproject.toml .ci/groups.py
 	@echo "[setup 3/3] spectral_fairseq with the packages of its tests and examples"
-	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[text,plots,export,examples,test]"
+	@$(BIN)/python .ci/groups.py test > "$(VENV)/groups.txt"
+	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -r "$(VENV)/groups.txt" \
+	  -e ".[text,plots,export]"
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.installed
-	@$(PIP) install -c $(CONSTRAINTS) ruff mypy
+	@$(BIN)/python .ci/groups.py lint > "$(VENV)/groups.txt"
+	@$(PIP) install -c $(CONSTRAINTS) -r "$(VENV)/groups.txt"
 	@touch $@
 
 quickstart: setup
@@ -129,7 +132,8 @@ lint: $(VENV)/.lint
 	@$(BIN)/mypy
 
 $(VENV)/.docs: $(VENV)/.installed
-	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[docs]"
+	@$(BIN)/python .ci/groups.py docs > "$(VENV)/groups.txt"
+	@$(PIP) install -c $(CONSTRAINTS) -r "$(VENV)/groups.txt"
 	@touch $@
 
 # Without --quiet, which would hide the warnings and pass in spite of them.
@@ -137,7 +141,8 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 $(VENV)/.release: $(VENV)/.installed
-	@$(PIP) install -c $(CONSTRAINTS) build twine
+	@$(BIN)/python .ci/groups.py release > "$(VENV)/groups.txt"
+	@$(PIP) install -c $(CONSTRAINTS) -r "$(VENV)/groups.txt"
 	@touch $@
 
 # Nothing of an earlier version may lie beside what is uploaded, or in what setuptools collects.

@@ -1,12 +1,17 @@
 """The wheel is built and installed into another folder: every file is in it, and it works there."""
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+
+import spectral_fairseq
 
 ROOT = Path(__file__).resolve().parent.parent
 # The report of `analyze` takes the data files.
@@ -62,3 +67,72 @@ def test_the_built_wheel_is_whole_and_works(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.splitlines()[-1].startswith(str(site))
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+AT_TAG = f"https://example.org/us/it/{{}}/v{spectral_fairseq.__version__}/"
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """The source archive and the metadata of an address, as the workflow that publishes has it."""
+    folder = tmp_path_factory.mktemp("archives")
+    source = folder / "source"
+    shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq")
+    for path in (*ROOT.glob("*.*"), ROOT / "LICENSE"):
+        if path.is_file():
+            shutil.copy(path, source / path.name)
+    for name in ("studies", "examples", "tests"):
+        (source / name).mkdir()
+        (source / name / "data.xz").touch()
+    environment = {**os.environ, "REPOSITORY": "https://example.org/us/it/"}
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "-d", str(folder)],
+        env=environment,
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = [Path(*Path(one).parts[1:]) for one in opened.getnames()]
+        text = opened.extractfile(f"{archive.name[: -len('.tar.gz')]}/PKG-INFO").read()
+    return names, email.message_from_bytes(text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the source tree")
+def test_the_source_archive_has_the_package_and_nothing_under_another_licence(archives):
+    names, metadata = archives
+    top = {one.parts[0] for one in names if one.parts}
+    assert {"spectral_fairseq", "LICENSE", "README.md", "CHANGELOG.md", "setup.py"} <= top
+    assert not top & {"studies", "examples", "tests", "benchmarks", "docs"}
+    assert metadata.get("License-Expression", metadata.get("License")) == "MIT"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the source tree")
+def test_links_and_pictures_of_the_metadata_lead_to_the_tag(archives):
+    _, metadata = archives
+    urls = dict(one.split(", ") for one in metadata.get_all("Project-URL"))
+    assert {"Homepage", "Source", "Documentation", "Issues", "Changelog"} == set(urls)
+    text = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    pictures = re.findall(r'src="([^"]+)"', text)
+    assert len(links) > 20 and pictures
+    ours = [one for one in links if "example.org" in one]
+    assert all(one.startswith("https://") for one in links)
+    assert all(one.startswith(AT_TAG.format("blob")) for one in ours)
+    assert all(one.startswith(AT_TAG.format("raw")) for one in pictures)
+    for one in ours:
+        assert (ROOT / one[len(AT_TAG.format("blob")) :].partition("#")[0]).exists(), one
+    for one in pictures:
+        assert (ROOT / one[len(AT_TAG.format("raw")) :]).exists(), one
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the source tree")
+def test_an_index_renders_the_description(archives):
+    render = pytest.importorskip("readme_renderer.markdown").render
+    page = render(archives[1].get_payload())
+    assert page is not None and "<table>" not in page.partition("<h2")[0]
+    assert f'src="{AT_TAG.format("raw")}' in page and f'href="{AT_TAG.format("blob")}' in page
