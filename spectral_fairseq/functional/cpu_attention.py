@@ -34,7 +34,8 @@ So there short sequences in half precision take them, and all others are as torc
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional, Tuple
+import threading
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -55,25 +56,70 @@ def has_flash_kernel() -> bool:
     return knows_compilers and not torch.cuda.is_available()
 
 
-class _WithMKL:
-    """Float32 products through MKL, and the flash kernel, inside the block.
+class _State(NamedTuple):
+    """What torch has for all threads.
 
-    Args:
-        matmul: ``torch.backends.mkldnn.matmul``; ``None`` where float32 products are MKL's anyway.
+    Attributes:
+        flash: whether attention may take the flash kernel.
+        precision: of float32 products in oneDNN; None where torch has no such setting.
     """
 
-    def __init__(self, matmul: Any) -> None:
-        self.matmul, self.before = matmul, ""
+    flash: bool
+    precision: Optional[str]
 
-    def __enter__(self) -> None:
-        torch.backends.cuda.enable_flash_sdp(True)
-        if self.matmul is not None:
-            self.before, self.matmul.fp32_precision = self.matmul.fp32_precision, "ieee"
+    @classmethod
+    def found(cls) -> _State:
+        """What is set now."""
+        matmul = getattr(torch.backends.mkldnn, "matmul", None)
+        precision = getattr(matmul, "fp32_precision", None)
+        return cls(torch.backends.cuda.flash_sdp_enabled(), precision)
 
-    def __exit__(self, *_: Any) -> None:
-        torch.backends.cuda.enable_flash_sdp(False)
-        if self.matmul is not None:
-            self.matmul.fp32_precision = self.before
+    def set(self) -> None:
+        """Set it."""
+        torch.backends.cuda.enable_flash_sdp(self.flash)
+        if self.precision is not None:
+            torch.backends.mkldnn.matmul.fp32_precision = self.precision  # type: ignore[attr-defined]
+
+
+class _Settings:
+    """Torch's settings for all threads, of which single calls of attention need others meanwhile.
+
+    Such calls may be made in several threads at once, and a backward pass after everything else has
+    ended. The first call that enters changes the settings, and the last one that leaves puts back
+    what holds outside of such calls: what was found, or what was set meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._outside: Optional[_State] = None
+
+    def change(self, **settings: Any) -> None:
+        """Change what holds outside of such calls."""
+        with self._lock:
+            if self._outside is not None:
+                self._outside = self._outside._replace(**settings)
+            else:
+                _State.found()._replace(**settings).set()
+
+    def enter(self, *_: Any) -> None:
+        """Begin a call that takes the flash kernel, with float32 products through MKL."""
+        with self._lock:
+            if self._outside is None:
+                self._outside = _State.found()
+                _State(True, self._outside.precision and "ieee").set()
+            self._inside += 1
+
+    def leave(self, *_: Any) -> None:
+        """End it."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._outside is not None:
+                self._outside.set()
+                self._outside = None
+
+
+SETTINGS = _Settings()
 
 
 class _AttentionWeights(torch.autograd.Function):
@@ -130,7 +176,6 @@ def attention_weights(
 
 
 def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Callable[..., Tensor]:
-    with_mkl = _WithMKL(matmul)
     long = LONG_WITH_AMX if amx else LONG
 
     @functools.wraps(original)
@@ -158,13 +203,17 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.float()
         inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p, is_causal)
-        with torch.autocast("cpu", enabled=False), with_mkl:
-            output = original(*inputs, **options)
+        SETTINGS.enter()
+        try:
+            with torch.autocast("cpu", enabled=False):
+                output = original(*inputs, **options)
+        finally:
+            SETTINGS.leave()
         node: Any = output.grad_fn
         if matmul is not None and node is not None and node.name().startswith(_FLASH):
             # The backward pass is one node of the graph, and makes the same small products.
-            node.register_prehook(lambda _: with_mkl.__enter__())
-            node.register_hook(lambda *_: with_mkl.__exit__())
+            node.register_prehook(SETTINGS.enter)
+            node.register_hook(SETTINGS.leave)
         return output.to(dtype)
 
     attention.is_chosen_by_length = True  # type: ignore[attr-defined]
@@ -191,11 +240,15 @@ def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:
     original: Any = F.scaled_dot_product_attention
     if not torch.backends.cuda.flash_sdp_enabled() or hasattr(original, "is_chosen_by_length"):
         return lambda: None
-    torch.backends.cuda.enable_flash_sdp(amx)
-    F.scaled_dot_product_attention = _by_length(original, matmul, amx)
+    SETTINGS.change(flash=amx)
+    attention = F.scaled_dot_product_attention = _by_length(original, matmul, amx)
+    # TorchScript knows torch's own function by its identity, and compiles an operator for it.
+    scripted = torch.jit._builtins._get_builtin_table()
+    scripted[id(attention)] = scripted[id(original)]
 
     def restore() -> None:
         F.scaled_dot_product_attention = original
-        torch.backends.cuda.enable_flash_sdp(True)
+        del scripted[id(attention)]
+        SETTINGS.change(flash=True)
 
     return restore

@@ -33,7 +33,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 import torch
 
 from spectral_fairseq.errors import check_choice
-from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
+from spectral_fairseq.functional.cpu_attention import SETTINGS, choose_attention, has_flash_kernel
 from spectral_fairseq.functional.processor import processor
 
 CHOICES = ("auto", "fast", "torch")
@@ -141,8 +141,8 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
     if products.fast and _has_setting():
         matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = matmul.fp32_precision
-        matmul.fp32_precision = "bf16"
-        undo.append(lambda: setattr(matmul, "fp32_precision", before))
+        SETTINGS.change(precision="bf16")
+        undo.append(lambda: SETTINGS.change(precision=before))
     elif products.fast and hasattr(torch, "get_float32_matmul_precision"):
         older = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("medium")

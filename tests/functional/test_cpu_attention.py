@@ -1,3 +1,6 @@
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,10 +8,12 @@ import torch.nn.functional as F
 from spectral_fairseq.functional.cpu_attention import (
     LONG,
     LONG_WITH_AMX,
+    SETTINGS,
     attention_weights,
     choose_attention,
     has_flash_kernel,
 )
+from spectral_fairseq.functional.float32_products import Products, using_products
 from spectral_fairseq.functional.processor import has_amx
 
 if not has_flash_kernel():
@@ -77,19 +82,80 @@ def test_every_form_is_the_same_attention(chosen, kind, length, dtype):
 
 
 def test_long_sequences_take_the_flash_kernel_with_mkl(chosen, monkeypatch):
-    from spectral_fairseq.functional import cpu_attention
-
-    entered = []
-    enter = cpu_attention._WithMKL.__enter__
-    monkeypatch.setattr(
-        cpu_attention._WithMKL, "__enter__", lambda self: (entered.append(1), enter(self))[1]
-    )
+    entered, enter = [], SETTINGS.enter
+    monkeypatch.setattr(SETTINGS, "enter", lambda *_: (entered.append(1), enter())[1])
     run(F.scaled_dot_product_attention, LONG - 1, torch.float32)
     run(F.scaled_dot_product_attention, LONG, torch.float32, dropout_p=0.1)
     assert not entered
     run(F.scaled_dot_product_attention, LONG, torch.float32)
     assert len(entered) == (1 if MATMUL is None else 2)  # the backward pass as well
     assert not torch.backends.cuda.flash_sdp_enabled()
+
+
+def settings():
+    precision = None if MATMUL is None else MATMUL.fp32_precision
+    return torch.backends.cuda.flash_sdp_enabled(), precision
+
+
+def test_a_backward_pass_after_everything_has_ended_changes_nothing():
+    before = settings()
+    query = torch.randn(1, 2, 2 * LONG, 16, requires_grad=True)
+    with using_products(Products(True, "")):
+        total = F.scaled_dot_product_attention(query, query, query).sum()
+    assert settings() == before
+    total.backward()
+    assert settings() == before and query.grad is not None
+
+
+def test_threads_leave_the_settings_as_they_were(chosen):
+    """Each is in its attention while the others enter theirs, or leave it."""
+    before, together = settings(), Barrier(4)
+    query = torch.randn(1, 2, 2 * LONG, 16)
+
+    class Waiting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is chosen:
+                together.wait(timeout=60)
+            return function(*args, **(kwargs or {}))
+
+    def attend(_):
+        with Waiting():
+            return F.scaled_dot_product_attention(query, query, query)
+
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(attend, range(4))
+    assert all(torch.equal(one, first) for one in others)
+    assert settings() == before
+
+
+def test_what_ends_while_another_thread_attends_is_put_back():
+    before, inside, ended = settings(), Event(), Event()
+    query = torch.randn(1, 2, 2 * LONG, 16)
+
+    class Waiting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if getattr(function, "__name__", "") == "scaled_dot_product_attention":
+                inside.set()
+                ended.wait(timeout=60)
+            return function(*args, **(kwargs or {}))
+
+    def attend():
+        with Waiting():
+            return F.scaled_dot_product_attention(query, query, query)
+
+    with ThreadPoolExecutor(1) as thread:
+        with using_products(Products(True, "")):
+            found = thread.submit(attend)
+            assert inside.wait(timeout=60)
+        ended.set()
+        found.result()
+    assert settings() == before
+
+
+def test_torchscript_compiles_attention(chosen):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    features = torch.randn(2, 5, 8)
+    torch.testing.assert_close(torch.jit.script(layer)(features), layer(features))
 
 
 def test_another_choice_inside_changes_nothing(chosen):

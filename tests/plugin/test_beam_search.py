@@ -2,16 +2,20 @@
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, current_thread
 
 import pytest
 import torch
+from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel
+from fairseq.models.wav2vec.wav2vec2_asr import TransformerDecoder
 from fairseq.modules import MultiheadAttention
+from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
 
 from spectral_fairseq.plugin import beam_search
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
-from tests.plugin.conftest import LONGEST_FIRST, any_model, make_sample
+from tests.plugin.conftest import LONGEST_FIRST, any_model, build_host_model, make_sample
 
 pytestmark = pytest.mark.skipif(
     SHARED_SENTENCES.unneeded() is not None, reason=str(SHARED_SENTENCES.unneeded())
@@ -91,66 +95,162 @@ def test_some_sentences_end_before_others(task):
     assert len(sizes) > 1
 
 
-@pytest.mark.parametrize("fails, shared_from, beams", [
-    (False, 288, 3), (True, 288, 3), (False, 289, 1),
+def attentions_of(generator):
+    return [one for one in generator.model.modules() if isinstance(one, MultiheadAttention)]
+
+
+@pytest.mark.parametrize("fails, shared_from, rows", [
+    (False, 288, 3), (True, 288, 3), (False, 289, 9),
 ])  # fmt: skip
-def test_the_models_are_left_as_they_were(fails, shared_from, beams, task, monkeypatch):
+def test_large_batches_share_and_the_models_are_left_as_they_were(
+    fails, shared_from, rows, task, monkeypatch
+):
     """Three sentences of six words, three beams and 16 features are 864 numbers."""
     monkeypatch.setattr(beam_search, "SHARED_FROM", 3 * shared_from)
     generator = translator(task, "svd")
-    attentions = [
-        module for module in generator.model.modules() if isinstance(module, MultiheadAttention)
-    ]
-    seen = []
+    attentions = attentions_of(generator)
+    before = [dict(vars(module)) for module in (generator, generator.model, *attentions)]
+    projected = []
 
-    def decode(*args, **kwargs):
-        seen.append([module.beam_size for module in attentions])
+    def look(_, inputs):
+        projected.append(inputs[0].size(1))
         if fails:
             raise RuntimeError("out of memory")
-        return decode_in_beams(*args, **kwargs)
 
-    decode_in_beams = generator.model.forward_decoder
-    monkeypatch.setattr(generator.model, "forward_decoder", decode)
+    for attention in attentions:
+        if attention.encoder_decoder_attention:
+            attention.k_proj.register_forward_pre_hook(look)
     try:
         generator.generate(generator.model.models, make_sample(task))
     except RuntimeError as error:
         assert fails, error
-    expected = [beams if module.encoder_decoder_attention else 1 for module in attentions]
-    assert seen and all(sizes == expected for sizes in seen)
-    assert all(module.beam_size == 1 for module in attentions)
-    assert "reorder_encoder_out" not in vars(generator.model)
+    assert set(projected) == {rows}
+    assert [dict(vars(one)) for one in (generator, generator.model, *attentions)] == before
 
 
-def test_threads_translate_with_one_model_as_in_fairseq(task):
+def hypotheses(found):
+    return [[each["tokens"].tolist() for each in one] for one in found]
+
+
+def test_threads_translate_with_one_model(task):
+    """Beside each other, in the main thread and in another, and with different beams."""
     few = translator(task, "svd", beams=2)
-    many = SequenceGenerator(
-        few.model.models, task.target_dictionary, beam_size=4, max_len_b=12, min_len=1
-    )
+    (model,) = few.model.models
+    many = SequenceGenerator([model], task.target_dictionary, beam_size=4, max_len_b=12, min_len=1)
     sample = make_sample(task, (*LONGEST_FIRST, (2, 3)))
     bare = inspect.unwrap(SequenceGenerator.generate)
     with torch.no_grad():
-        expected = [bare(each, [], sample) for each in (few, many)]
-    together = Barrier(2)
+        expected = [hypotheses(bare(each, [], sample)) for each in (few, many)]
+    together, reorder, started = Barrier(2), model.encoder.reorder_encoder_out, set()
 
-    def translate(generator):
-        reorder, started = generator.model.reorder_encoder_out, []
+    def wait_once(*args):
+        if current_thread() not in started:
+            started.add(current_thread())
+            together.wait(timeout=60)
+        return reorder(*args)
 
-        def wait_once(*args):
-            if not started:
-                started.append(together.wait(timeout=60))
-            return reorder(*args)
+    model.encoder.reorder_encoder_out = wait_once
+    with ThreadPoolExecutor(1) as thread:
+        beside = thread.submit(SequenceGenerator.generate, many, [], sample)
+        found = [SequenceGenerator.generate(few, [], sample), beside.result()]
+    assert [hypotheses(one) for one in found] == expected
 
-        generator.model.reorder_encoder_out = wait_once
-        return SequenceGenerator.generate(generator, [], sample)
 
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(translate, (few, many)))
-    for ours, theirs in zip(found, expected):
-        assert [[each["tokens"].tolist() for each in one] for one in ours] == [
-            [each["tokens"].tolist() for each in one] for one in theirs
-        ]
-    attentions = [each for each in few.model.modules() if isinstance(each, MultiheadAttention)]
-    assert all(attention.beam_size == 1 for attention in attentions)
+class Meanwhile(BeamSearch):
+    """A search that does something else with the model in each of its steps."""
+
+    def __init__(self, dictionary, act):
+        super().__init__(dictionary)
+        self.act = act
+
+    def step(self, step, *args, **kwargs):
+        if step < 3:
+            self.act()
+        return super().step(step, *args, **kwargs)
+
+
+def test_a_model_that_translates_is_used_for_something_else(task):
+    """A forward pass with targets, as a thread makes that scores, and a search within a search."""
+    outer, inner = translator(task, "svd"), translator(task, "svd", beams=2)
+    (model,) = outer.model.models
+    inner.model.models[0] = inner.model.single_model = model
+    sample = make_sample(task, (*LONGEST_FIRST, (2, 3)))
+    bare = inspect.unwrap(SequenceGenerator.generate)
+    with torch.no_grad():
+        scores = model(**sample["net_input"])[0]
+        expected = [hypotheses(bare(each, [], sample)) for each in (outer, inner)]
+    found = []
+
+    def act():
+        assert torch.equal(model(**sample["net_input"])[0], scores)
+        found.append(hypotheses(inner.generate([], sample)))
+
+    outer.search = Meanwhile(task.target_dictionary, act)
+    assert hypotheses(outer.generate([], sample)) == expected[0]
+    assert found == [expected[1]] * 3
+
+
+def test_a_bart_that_has_translated_is_trained_as_before(task):
+    """fairseq leaves the number of beams on its attention as soon as a generator is made."""
+    sizes = {"max_source_positions": 64, "max_target_positions": 64, "dropout": 0.0}
+    model = build_host_model(task, "bart_base", share_all_embeddings=True, **sizes).train()
+    sample = make_sample(task, (*LONGEST_FIRST, (2, 3)))
+    scores = model(**sample["net_input"])[0]
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=2, max_len_b=8)
+    assert torch.equal(model.train()(**sample["net_input"])[0], scores)
+    found = hypotheses(generator.generate([], sample))
+    assert torch.equal(model.train()(**sample["net_input"])[0], scores)
+    again = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=8)
+    assert len(again.generate([], sample)) == len(found)
+
+
+def test_an_encoder_that_returns_one_tensor(task):
+    """wav2vec_seq2seq, hubert_seq2seq and AV-HuBERT."""
+
+    class Encoder(FairseqEncoder):
+        def forward(self, source, padding_mask):
+            features = source.view(*source.shape[:2], 16).transpose(0, 1)
+            return {"encoder_out": features, "padding_mask": padding_mask}
+
+        def reorder_encoder_out(self, encoder_out, new_order):
+            return {
+                "encoder_out": encoder_out["encoder_out"].index_select(1, new_order),
+                "padding_mask": encoder_out["padding_mask"].index_select(0, new_order),
+            }
+
+    torch.manual_seed(3)
+    words = task.target_dictionary
+    sizes = {f"decoder_{name}": 16 for name in ("embed_dim", "ffn_embed_dim", "output_dim")}
+    rates = ("dropout", "layerdrop", "attention_dropout", "activation_dropout")
+    config = OmegaConf.create(
+        {
+            **sizes,
+            **{f"decoder_{name}": 0.0 for name in rates},
+            **{name: 0.0 for name in rates},
+            "encoder_embed_dim": 16,
+            "decoder_layers": 1,
+            "decoder_attention_heads": 2,
+            "decoder_input_dim": 16,
+            "share_decoder_input_output_embed": False,
+            "max_target_positions": 64,
+            "no_token_positional_embeddings": False,
+            "decoder_learned_pos": False,
+            "decoder_normalize_before": False,
+            "adaptive_softmax_cutoff": None,
+        }
+    )
+    table = torch.nn.Embedding(len(words), 16, words.pad())
+    model = FairseqEncoderDecoderModel(Encoder(None), TransformerDecoder(config, words, table))
+    generator = SequenceGenerator([model.eval()], words, beam_size=3, max_len_b=8, max_len=20)
+    sample = {
+        "net_input": {
+            "source": torch.randn(2, 7, 16),
+            "padding_mask": torch.zeros(2, 7, dtype=torch.bool),
+        }
+    }
+    expected = inspect.unwrap(SequenceGenerator.generate)(generator, [], sample)
+    found = generator.generate([], sample)
+    assert hypotheses(found) == hypotheses(expected)
 
 
 @pytest.mark.skipif(
