@@ -12,13 +12,14 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Union
 
+import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.saved import weights_file
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import read_weights
 from spectral_fairseq.training.losses import fused_loss_, mixture_
-from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
+from spectral_fairseq.training.modules import RECORD, output_layer, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import TokenLoss
 
@@ -40,8 +41,9 @@ def restore_(
         settings name no method.
 
     Raises:
-        ConfigurationError: the folder is not known, the model has its methods already, or options
-            of a loss that is not made.
+        ConfigurationError: the folder is not known, the model has its methods already or another
+            output table than the folder (it was trained or resized since), or options of a loss
+            that is not made.
         CheckpointError: the folder lacks the entries of a method.
     """
     config: Any = getattr(without_wrappers(model), "config", None)
@@ -58,6 +60,15 @@ def restore_(
     if not record:
         return None
     entries = _entries(_folder(config, folder))
+    if not any(".table." in name or ".mixture." in name for name in entries):
+        if "table" in record or "mixture" in record:
+            raise CheckpointError(
+                "the entries of the methods that the model's settings name",
+                f"none for {listed([*record])}, so it was saved again as a plain model",
+                "Go on with it as it is, or put a method on it anew, such as with weight_norm_; "
+                f"delete `{RECORD}` from its config.json.",
+            )
+    _check_unchanged(model, entries)
     if "table" in record:
         settings = dict(record["table"])
         _TABLES[settings.pop("kind")](model, **settings)
@@ -67,15 +78,45 @@ def restore_(
         loss = mixture_(model, settings.pop("components"), **settings, **options)
     elif makes_loss:
         loss = fused_loss_(model, softcap=record["softcap"], **options)
-    state = model.state_dict()
-    stored = {name: entries[name] for name in state if name in entries}
-    needed = [name for name in state if ".table." in name or ".mixture." in name]
-    missing = [name for name in needed if name not in stored]
+    needed = [name for name in model.state_dict() if ".table." in name or ".mixture." in name]
+    missing = [name for name in needed if name not in entries]
     if missing:
         wanted = "the entries of the methods that the model's settings name"
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
-    model.load_state_dict(stored, strict=False)
+    model.load_state_dict({name: entries[name] for name in needed}, strict=False)
     return loss
+
+
+def _check_unchanged(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
+    """Refuse a model whose output table is no longer that of the file.
+
+    What it has learned since would be lost, since the entries of the file stand for the table as it
+    was. The file has the plain weights too, under one of the names of the layers that share them.
+
+    Raises:
+        ConfigurationError: it was trained, resized or loaded from elsewhere.
+    """
+    weight: Any = output_layer(model).weight
+    names = [
+        f"{name}.weight"
+        for name, layer in model.named_modules()
+        if layer._parameters.get("weight") is weight
+    ]
+    saved = next((entries[name] for name in names if name in entries), None)
+    if saved is None or weight.is_meta:
+        return
+    if saved.shape != weight.shape:
+        found = f"one of shape {tuple(weight.shape)}, where the file has {tuple(saved.shape)}"
+    elif not torch.equal(saved.to(weight.dtype), weight.detach().cpu()):
+        found = "one with other numbers, as after training"
+    else:
+        return
+    raise ConfigurationError(
+        "a model with the output table of the file, for restore_",
+        found,
+        "Call restore_ right after from_pretrained; or go on from the table as it is now with "
+        "weight_norm_(model) or factor_(model).",
+    )
 
 
 _AS_SAVED = "Give the folder that save_pretrained wrote."

@@ -158,6 +158,39 @@ def test_files_in_parts_and_wrong_folders(transformers, tmp_path):
         restore_(other, tmp_path / "plain")
 
 
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_was_learned_after_loading_is_not_thrown_away(transformers, tmp_path, kind):
+    """The table of the file came back in silence, and a resized model was left half changed."""
+    model = build(transformers)
+    TABLES[kind](model)
+    step(model).save_pretrained(tmp_path / "saved")
+    trained, resized = loaded(model, tmp_path / "saved"), loaded(model, tmp_path / "saved")
+    step(trained)
+    resized.resize_token_embeddings(68)
+    for changed, found in ((trained, "as after training"), (resized, r"shape \(68, 16\)")):
+        before = logits(changed)
+        with pytest.raises(ConfigurationError, match=f"{found}.*weight_norm_"):
+            restore_(changed)
+        assert torch.equal(logits(changed), before)
+        assert type(changed.lm_head) is nn.Linear
+        TABLES[kind](changed)  # the remedy
+        torch.testing.assert_close(logits(changed), before, rtol=1e-4, atol=1e-4)
+    # Saved by plain transformers, the settings still name the method.
+    again = step(loaded(model, tmp_path / "saved"))
+    again.save_pretrained(tmp_path / "again")
+    other = loaded(model, tmp_path / "again")
+    with pytest.raises(CheckpointError, match="saved again as a plain model.*config.json"):
+        restore_(other)
+    assert torch.equal(logits(other), logits(again)) and type(other.lm_head) is nn.Linear
+    # Training of other parts is kept.
+    partly = loaded(model, tmp_path / "saved")
+    with torch.no_grad():
+        partly.transformer.h[0].attn.c_attn.weight.mul_(1.5)
+    before = logits(partly)
+    restore_(partly)
+    torch.testing.assert_close(logits(partly), before, rtol=1e-5, atol=1e-5)
+
+
 def test_parts_of_an_earlier_save_are_not_taken_for_the_model(transformers, tmp_path):
     """transformers loads the single file; the table was put together from both saves."""
     pytest.importorskip("safetensors")
