@@ -1,7 +1,9 @@
 """The methods in any training with torch: on models that exist, in a few lines."""
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
+
+from spectral_fairseq.provenance import skip_broken_torchaudio
 
 if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
@@ -44,6 +46,9 @@ _PARTS = (
 def __getattr__(name: str) -> Any:
     # Imported when they are used: fairseq's plugin needs the rule of the control alone.
     if name in __all__:
+        # transformers is imported next, and would fail beside a torchaudio of another build.
+        if importlib.util.find_spec("transformers") is not None:
+            skip_broken_torchaudio()
         for part in _PARTS:
             module = importlib.import_module(f"spectral_fairseq.{part}")
             if hasattr(module, name):

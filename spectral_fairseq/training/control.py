@@ -451,10 +451,10 @@ class TablePenalty:
 
         Raises:
             ConfigurationError: as the constructor.
-            UnsupportedError: a table that is split over devices, unless ``fully_shard`` did it and
-                has it whole while the loss is computed.
+            UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
         """
         table, weights = weight_of(model, "TablePenalty"), self.weights
+        check_not_sharded(table)
         self.excluded = excluded_rows(self._given_excluded, table.size(0))
         self.model = model
         of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
@@ -474,7 +474,13 @@ class TablePenalty:
         return table
 
     def terms(self) -> Dict[str, Tensor]:
-        """Each R before its weight, by name."""
+        """Each R before its weight, by name.
+
+        Raises:
+            ConfigurationError: it has no model.
+            DataError: the table has infinity or NaN in it.
+            UnsupportedError: the table is split over devices at this moment.
+        """
         if self.model is None:
             raise ConfigurationError(
                 "a TablePenalty of a model",
@@ -497,6 +503,8 @@ class TablePenalty:
         if self.weights.get("orthogonality"):
             grams = self._factors().grams()
             penalties["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
+        if not all(bool(torch.isfinite(term)) for term in penalties.values()):
+            check_finite(weight.detach(), "the table of TablePenalty")
         return penalties
 
     def __call__(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -23,14 +24,61 @@ class _Refused(UnsupportedError, AttributeError):
             "logits that a model leaves as they are, multiplies by a number, adds a bias to or "
             "gives a soft cap, before a loss of spectral_fairseq.training",
             f"`{found}`, which would change the hidden states",
-            "Pass compute_loss_func=fused_loss_(model) to Trainer, labels to no other loss, and "
-            "label_smoothing to fused_loss_ instead of label_smoothing_factor to Trainer; call "
-            "fused_loss_ after get_peft_model, which may change the output layer; if the model "
-            "itself changes its logits so, train it without fused_loss_.",
+            _remedy(),
         )
 
     def __reduce__(self) -> tuple:
         return UnsupportedError, (self.expected, self.found, self.remedy)
+
+
+# Who asked for logits, by the module of a caller -> what to do about it.
+_REMEDIES = (
+    (
+        ("torch.distributed.tensor",),
+        "Keep the output layer whole: leave it out of the plan of parallelize_module, or train the "
+        "model without fused_loss_.",
+    ),
+    (
+        ("peft.tuners",),
+        "Call fused_loss_ after get_peft_model, which has changed the output layer.",
+    ),
+    (
+        ("transformers.trainer_pt_utils",),
+        "Pass label_smoothing to fused_loss_, and no label_smoothing_factor to Trainer.",
+    ),
+    (
+        ("trl.",),
+        "Pass the loss as compute_loss_func=fused_loss_(model, ...) to TRL's trainer; one that "
+        "takes none needs a model without fused_loss_.",
+    ),
+    (
+        ("transformers.models.", "transformers.loss."),
+        "Train this model without fused_loss_: it changes its logits itself, or computes another "
+        "loss of them where it is given labels.",
+    ),
+    (
+        ("transformers.trainer",),
+        "Pass compute_loss_func=fused_loss_(model) to Trainer, so that it computes no other loss.",
+    ),
+)
+_OF_USERS = (
+    "Pass the outputs of the model to the loss as they are: loss(model(input_ids), labels). Where "
+    "logits are needed, call the model under torch.no_grad(), or train it without fused_loss_."
+)
+
+
+def _remedy() -> str:
+    """What helps whoever asked for logits: the nearest caller that is known, or else a user."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        for modules, remedy in _REMEDIES:
+            if name.startswith(modules):
+                return remedy
+        if not name.startswith(("torch.", "spectral_fairseq.")) and name not in ("torch", ""):
+            return _OF_USERS
+        frame = frame.f_back
+    return _OF_USERS
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.hidden_states import KeepsHiddenStates
+from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.modules import (
     check_not_sharded,
     forward_of,
@@ -269,18 +269,40 @@ class ModelLoss:
     def __init__(self, loss: TokenLoss, own: Any) -> None:
         self.loss, self.own = loss, own
         self.__name__ = getattr(own, "__name__", "")
+        self._names = [*inspect.signature(own).parameters]
 
-    def __call__(
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch, a scalar, with the arguments of transformers' own losses.
+
+        Those of classifiers take the labels first, so the arguments are told by their names.
+        """
+        given = {**dict(zip(self._names, args)), **kwargs}
+        logits, labels = given.get("logits", given.get("pooled_logits")), given.get("labels")
+        if isinstance(labels, Tensor) and labels.is_floating_point():
+            if isinstance(logits, HiddenStates):
+                raise ConfigurationError(
+                    "`labels` that are indices of words or of classes, whole numbers",
+                    f"numbers of type {labels.dtype}, as of several classes at once or regression",
+                    "Train this model without fused_loss_.",
+                )
+            own: Tensor = self.own(*args, **kwargs)
+            return own
+        return self._of(
+            logits,
+            labels,
+            given.get("num_items_in_batch"),
+            given.get("ignore_index"),
+            given.get("shift_labels"),
+        )
+
+    def _of(
         self,
         logits: Any,
-        labels: Optional[Tensor] = None,
-        vocab_size: Any = None,  # noqa: ARG002 (transformers passes it by its place)
-        num_items_in_batch: Any = None,
-        ignore_index: Optional[int] = None,
-        shift_labels: Optional[Tensor] = None,
-        **_: Any,
+        labels: Optional[Tensor],
+        num_items_in_batch: Any,
+        ignore_index: Optional[int],
+        shift_labels: Optional[Tensor],
     ) -> Tensor:
-        """The loss of a batch, a scalar, with the arguments of transformers' own losses."""
         loss = self.loss
         targets = shift_labels
         if targets is None:

@@ -20,7 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    UnsupportedError,
+    check_choice,
+    check_range,
+    listed,
+)
 from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.precision import HALVES, widened
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
@@ -247,8 +253,8 @@ class TokenLoss:
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
                 f"logits that {type(layer).__name__}.forward did not make",
-                "Call the model in training mode, and let nothing else use the output layer's "
-                "weight (as trainable tokens of peft do).",
+                "Make the loss of the model that is trained, and let nothing else multiply by the "
+                "output layer's weight.",
             )
 
     def _fairseqs_smoothing(self, words: int) -> float:
@@ -354,7 +360,15 @@ def _logits(outputs: Any) -> Any:
         return outputs
     if hasattr(outputs, "logits"):
         return outputs.logits
-    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if not isinstance(outputs, dict):
+        return outputs[0]
+    if "logits" not in outputs:
+        raise ConfigurationError(
+            "outputs of the model with `logits`",
+            f"{type(outputs).__name__} with {listed([*outputs])}",
+            "Pass the logits of the output layer themselves, such as outputs.prediction_logits.",
+        )
+    return outputs["logits"]
 
 
 def _shifts(model: nn.Module) -> bool:

@@ -409,11 +409,14 @@ def test_trainer_beside_a_torchaudio_that_cannot_be_loaded(transformers, tmp_pat
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.0\n")
     (information / "RECORD").write_text("torchaudio/__init__.py,,\n")
     root = Path(__file__).parents[2]
-    program = "import spectral_fairseq.training.callbacks; from transformers import Trainer"
     path = os.pathsep.join([str(tmp_path), str(root)])
-    subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
-    )
+    for program in (
+        "import spectral_fairseq.training.callbacks; from transformers import Trainer",
+        "from spectral_fairseq.training import weight_norm_; from transformers import Trainer",
+    ):
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
+        )
 
 
 @pytest.fixture()

@@ -467,3 +467,86 @@ def test_hidden_states_that_autocast_has_left_in_16_bits(table, components):
     found.backward()
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
     same(gradients(model), expected, close=0.1)
+
+
+CLASSIFIERS = ("ViTForImageClassification", "BeitForImageClassification")
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_classifiers_of_images(transformers, kind):
+    """Their models hand the labels first, which were taken for the logits."""
+    settings = {
+        **{"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"intermediate_size": 32, "image_size": 8, "patch_size": 4, "num_labels": 20},
+    }
+    images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 20, (4,))
+
+    def made_anew():
+        torch.manual_seed(0)
+        kind_ = getattr(transformers, kind)
+        return kind_(kind_.config_class(**settings)).train()
+
+    plain, model = made_anew(), made_anew()
+    expected = plain(images, labels=labels).loss
+    expected.backward()
+    loss = fused_loss_(model, shift=False)
+    check_loss(model, model(images, labels=labels).loss, expected, gradients(plain))
+    torch.testing.assert_close(loss(model(images), labels), expected)
+    evaluated = plain.eval()(images, labels=labels).loss
+    torch.testing.assert_close(model.eval()(images, labels=labels).loss, evaluated)
+    # Several classes at once: the model's own loss where there are logits, refused in training.
+    several = torch.nn.functional.one_hot(labels, 20).float()
+    for one in (plain, model):
+        one.config.problem_type = None
+    own = plain(images, labels=several).loss
+    torch.testing.assert_close(model(images, labels=several).loss, own)
+    with pytest.raises(ConfigurationError, match="several classes.*without fused_loss_"):
+        model.train()(images, labels=several)
+
+
+def test_outputs_with_logits_under_another_name(transformers):
+    """It was a raw KeyError."""
+    settings = {**BERT, "vocab_size": WORDS}
+    torch.manual_seed(0)
+    model = transformers.BertForPreTraining(transformers.BertConfig(**settings)).eval()
+    expected = torch.nn.functional.cross_entropy(
+        model(IDS).prediction_logits.flatten(0, 1), LABELS.flatten()
+    )
+    loss = fused_loss_(model, shift=False)
+    model.train()
+    with pytest.raises(ConfigurationError, match="prediction_logits, seq_rel.*prediction_logits"):
+        loss(model(IDS), LABELS)
+    torch.testing.assert_close(loss(model(IDS).prediction_logits, LABELS), expected)
+
+
+def test_a_refusal_has_the_one_remedy_that_helps(transformers, trainer):
+    """It named five, for Trainer, TRL, peft and loops alike."""
+    model = build(transformers)
+    fused_loss_(model)
+    logits = model(IDS).logits
+    remedies = {
+        "of a loop": lambda: logits.argmax(-1),
+        "of a function of torch": lambda: torch.softmax(logits, -1),
+        "of Trainer's label smoothing": lambda: trainer(
+            model, label_smoothing_factor=0.1, max_steps=1
+        ).train(),
+        "of a model": lambda: _classifier(transformers),
+    }
+    words = {
+        "of a loop": r"loss\(model\(input_ids\), labels\)",
+        "of a function of torch": r"loss\(model\(input_ids\), labels\)",
+        "of Trainer's label smoothing": "label_smoothing to fused_loss_, and no",
+        "of a model": "Train this model without fused_loss_",
+    }
+    for name, refused in remedies.items():
+        with pytest.raises(UnsupportedError, match=words[name]) as error:
+            refused()
+        others = ("get_peft_model", "TRL", "compute_loss_func", "parallelize_module")
+        assert not any(word in str(error.value) for word in others)
+
+
+def _classifier(transformers):
+    settings = {**BERT, "vocab_size": WORDS, "num_labels": 5}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**settings))
+    fused_loss_(model, shift=False)
+    model.train()(IDS, labels=torch.tensor([1, 2]))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.training import TablePenalty, factor_, plain_
 from tests.reference import row_penalties as reference
-from tests.training.models import DIM, WORDS, build
+from tests.training.models import DIM, WORDS, Straight, build
 
 
 def test_penalties_have_one_scale(transformers):
@@ -91,3 +91,15 @@ def test_penalties_on_singular_values_need_as_many_words_as_dimensions(names):
         TablePenalty(layer, excluded=range(11), **dict.fromkeys(names, 1.0))
     TablePenalty(layer, excluded=range(10), **dict.fromkeys(names, 1.0))
     TablePenalty(nn.Linear(30, 20), cosine=1.0)
+
+
+@pytest.mark.parametrize("name", ["cosine", "weight_norm", "d_optimal"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_table_that_is_not_finite_is_refused(name, number):
+    """Four penalties named it, and the cosines returned NaN."""
+    model = Straight()
+    penalty = TablePenalty(model, **{name: 1.0})
+    with torch.no_grad():
+        model.lm_head.weight[3, 2] = number
+    with pytest.raises(DataError, match="infinity or NaN"):
+        penalty()
