@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 from spectral_fairseq.analysis.options import SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_path
-from spectral_fairseq.commands.shared import (
-    CheckpointBar,
-    checkpoints_bar,
-    import_plugin,
-    no_verify,
-)
+from spectral_fairseq.commands.importing import import_plugin
+from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
+from spectral_fairseq.commands.shared import no_verify
 from spectral_fairseq.errors import CheckpointError, check_count, idle_flag
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.formats import known

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List
 
 import spectral_fairseq
-from spectral_fairseq.commands.shared import INSTALL_FAIRSEQ
+from spectral_fairseq.commands.importing import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.errors import wrapped
 from spectral_fairseq.options import option

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.lm_options import EvaluationOptions
-from spectral_fairseq.commands.shared import StageBars, import_plugin, no_verify
+from spectral_fairseq.commands.progress import StageBars
+from spectral_fairseq.commands.shared import no_verify
 from spectral_fairseq.options import FLOAT32_PRODUCTS, option, part
 
 DESCRIPTION = """\

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.shared import (
     check_output,
     check_output_folder,
-    import_plugin,
     naming_full_disk,
     no_verify,
     save_atomically,
@@ -173,7 +173,8 @@ def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
 def _fill_huggingface(
     args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
-    from spectral_fairseq.commands.export_huggingface import write_huggingface, write_tokenizer
+    from spectral_fairseq.commands.export_huggingface import write_huggingface
+    from spectral_fairseq.commands.export_tokenizer import write_tokenizer
 
     name, check = write_huggingface(checkpoint, folder)
     source, target, languages = _dictionaries(args, checkpoint)
@@ -195,7 +196,7 @@ def _fill_huggingface(
 def _fill_ctranslate2(
     args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
-    from spectral_fairseq.commands.export_plain import write_ctranslate2
+    from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
 
     source, _, languages = _dictionaries(args, checkpoint)
     write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 import warnings
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ContextManager, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Tuple
 
 import torch
 from fairseq import models
@@ -30,21 +28,18 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.averages import collapse_tables
-from spectral_fairseq.checkpoints.settings import by_name, checkpoint_settings
-from spectral_fairseq.commands.shared import naming_full_disk
+from spectral_fairseq.checkpoints.settings import by_name
 from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import (
     CheckpointError,
     NoEquivalentError,
     NotFairseqError,
     SpectralFairseqError,
-    check_choice,
     first_line,
-    needs_extra,
 )
 from spectral_fairseq.plugin.counts import building_for
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
-from spectral_fairseq.plugin.registry import FlatTransformerConfig
+from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.plugin.transformer import SpectralTransformer
 from spectral_fairseq.plugin.transformer_lm import SpectralTransformerLM
 
@@ -321,55 +316,3 @@ def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
             "num_updates": last.get("num_updates") or 0,
         }
     ]
-
-
-# Convert a Transformer of fairseq to CTranslate2 in one step.
-
-
-_ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
-
-
-def write_ctranslate2(
-    checkpoint: Mapping[str, Any],
-    folder: Path,
-    data: Path,
-    languages: Optional[Tuple[str, str]],
-    quantization: Optional[str] = None,
-) -> None:
-    """Fill a folder that ``ctranslate2.Translator`` or ``ctranslate2.Generator`` loads."""
-    with needs_extra("export", "for CTranslate2"):
-        from ctranslate2.converters import FairseqConverter
-        from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
-    if quantization is not None:
-        check_choice("`quantization`", quantization, ACCEPTED_MODEL_TYPES)
-    plain = plain_checkpoint(checkpoint)
-    cfg = plain["cfg"]
-    if cfg["model"].get("cross_self_attention"):  # which the converter ignores
-        wanted, found = "a decoder with two attentions, for CTranslate2", "--cross-self-attention"
-        raise NoEquivalentError(wanted, found, _ANOTHER_FORMAT)
-    # The converter reads and sets the flags of task and model as attributes of one object.
-    task = checkpoint_settings(checkpoint, "task")
-    names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
-    flags = {**task, **cfg["model"], **names}
-    plain["cfg"] = {**cfg, "model": Namespace(**flags)}
-    source, target = languages or (None, None)
-    with tempfile.TemporaryDirectory() as work:
-        file = Path(work) / "plain.pt"
-        with naming_full_disk(file, "let TMPDIR name another folder"):
-            torch.save(plain, file)
-        converter = FairseqConverter(str(file), str(data), source, target)
-        try:
-            with _namespaces_allowed():
-                converter.convert(str(folder), quantization=quantization, force=True)
-        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            wanted = "a model that CTranslate2's converter of fairseq takes"
-            raise NoEquivalentError(
-                wanted, " ".join(str(error).split()), _ANOTHER_FORMAT
-            ) from error
-
-
-def _namespaces_allowed() -> ContextManager[None]:
-    """Let the converter's safe reader take the Namespace that was just written."""
-    if hasattr(torch.serialization, "safe_globals"):
-        return torch.serialization.safe_globals([Namespace])
-    return contextlib.nullcontext()

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass, fields
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
-from spectral_fairseq.commands.shared import import_plugin
+from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.shared import import_plugin, no_verify, text_with_sentences
+from spectral_fairseq.commands.importing import import_plugin
+from spectral_fairseq.commands.shared import no_verify, text_with_sentences
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,

@@ -1,30 +1,24 @@
-"""What the subcommands share: output, progress bars, the flag --no-verify, and the plugin."""
+"""Output of the subcommands: files written whole or not at all, and text for any terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
-from spectral_fairseq.analysis.options import SHARES, StepCallback
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
     OutputError,
     SpectralFairseqError,
-    UnsupportedError,
     first_line,
 )
 from spectral_fairseq.files import check_file, check_free, check_parent, read_text, replacing
 from spectral_fairseq.options import option
-
-# Output of the subcommands: files written whole or not at all, and text for any terminal.
-
 
 PathLike = Union[str, Path]
 
@@ -142,70 +136,6 @@ def _refusal_of_system(error: Exception) -> Optional[str]:
     return str(error) if "(os error " in str(error) else None  # of safetensors
 
 
-# Progress bars on stderr, shown on terminals only.
-
-
-def _bar(hidden: bool, **settings: Any) -> Any:
-    from tqdm import tqdm
-
-    disable = True if hidden else None  # None: off where stderr is no terminal
-    return tqdm(disable=disable, file=sys.stderr, leave=False, **settings)
-
-
-class StageBars:
-    """One bar for each stage of an evaluation, with the time left in it."""
-
-    def __init__(self, hidden: bool) -> None:
-        self._hidden = hidden
-        self._bar: Any = None
-
-    def __enter__(self) -> StageBars:
-        return self
-
-    def __exit__(self, *unused: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def begin(self, stage: str, tokens: int) -> Callable[[int], Any]:
-        """Start the bar of a stage; the result counts its tokens."""
-        self.__exit__()
-        self._bar = _bar(self._hidden, total=tokens, unit="tok", unit_scale=True, desc=stage)
-        return self._bar.update
-
-
-def checkpoints_bar(hidden: bool, total: float) -> Any:
-    """One bar over the steps of several checkpoints."""
-    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    return _bar(hidden, total=total, dynamic_ncols=True, bar_format=form)
-
-
-class CheckpointBar(StepCallback):
-    """One checkpoint's part of :func:`checkpoints_bar`."""
-
-    def __init__(self, bar: Any, label: str) -> None:
-        self._bar = bar
-        self._label = label
-        self._per_unit = self._left = 0.0
-
-    def begin(self, step: str, units: float = 1) -> None:
-        """Complete the step before, and show this one's name."""
-        self.end()
-        self._bar.set_description_str(f"{self._label}: {step}")
-        self._left = SHARES[step]
-        self._per_unit = self._left / max(units, 1)
-
-    def advance(self, units: float) -> None:
-        """Move the bar by the share that these parts have in the time."""
-        done = min(units * self._per_unit, self._left)
-        self._left -= done
-        self._bar.update(done)
-
-    def end(self) -> None:
-        """Complete the last step."""
-        self._bar.update(self._left)
-        self._left = 0.0
-
-
 NO_VERIFY = "--no-verify"
 
 
@@ -217,30 +147,3 @@ def no_verify() -> Any:
         flag_name="no_verify",
         rare=True,
     )
-
-
-# Importing fairseq and this plugin, for the subcommands that build models.
-
-_REMEDY = "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work together."
-INSTALL_FAIRSEQ = (
-    'Run pip install "spectral-fairseq[fairseq]" with Python 3.9 to 3.12, or install the fairseq '
-    "that you use."
-)
-
-
-def import_plugin() -> None:
-    """Import fairseq, patch it, and register this package with it."""
-    from spectral_fairseq.compat import why_not_importable
-
-    logging.disable(logging.INFO)  # fairseq recommends packages while it is imported
-    try:
-        obstacle = why_not_importable()
-        if obstacle is not None:
-            remedy = INSTALL_FAIRSEQ if "No module named 'fairseq'" in obstacle else _REMEDY
-            raise UnsupportedError("a fairseq that can be imported", obstacle, remedy)
-        import spectral_fairseq.plugin  # noqa: F401
-    finally:
-        logging.disable(logging.NOTSET)
-
-    # Importing fairseq sets the root logger to DEBUG, and so that of every other library.
-    logging.getLogger().setLevel(logging.WARNING)

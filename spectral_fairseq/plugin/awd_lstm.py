@@ -21,6 +21,7 @@ from spectral_fairseq.functional.row_penalties import (
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
 from spectral_fairseq.options import check_ranges, option
+from spectral_fairseq.plugin.flat_transformer import to_namespace
 from spectral_fairseq.plugin.registry import (
     SpectralOptions,
     build_head,
@@ -29,7 +30,6 @@ from spectral_fairseq.plugin.registry import (
     head_kind,
     refuse_unsupported,
     register,
-    to_namespace,
 )
 
 # Such networks read any length, but fairseq asks for a number.

@@ -32,6 +32,8 @@ from spectral_fairseq.plugin.segment_lengths import SHORTEST, fixed_lengths, sam
 from spectral_fairseq.plugin.stream_iterator import SlotCarries, StreamIterator
 from spectral_fairseq.plugin.streams import Streams
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class StatefulLanguageModelingConfig(FairseqDataclass):
@@ -102,9 +104,6 @@ def scaled_rate(optimizer: Any, factor: float) -> Iterator[None]:
             group["lr"] = rate
 
 
-# From the flags of batches to streams: how many, how long, and cut into which segments.
-
-
 def checked_batch_size(
     batch_size: Optional[int],
     length: int,
@@ -136,9 +135,6 @@ def checked_batch_size(
     remedy = "Lower it, or raise the model's limit."
     check_range("--tokens-per-sample", length, at_most=lowest, whole=True, remedy=remedy)
     return batch_size
-
-
-logger = logging.getLogger(__name__)
 
 
 @register_task("stateful_language_modeling", dataclass=StatefulLanguageModelingConfig)

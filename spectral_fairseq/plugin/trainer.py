@@ -11,6 +11,7 @@ from typing import Any, Callable, List
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.adam import FUSED_ADAM
+from spectral_fairseq.plugin.averages import Averages
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from spectral_fairseq.plugin.checks import Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
@@ -19,7 +20,6 @@ from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.muon import MuonMatrices
-from spectral_fairseq.plugin.nt_asgd import Averages
 from spectral_fairseq.plugin.products import CHOSEN_PRODUCTS, ChosenProducts
 from spectral_fairseq.plugin.restored_tables import TABLE_KINDS
 from spectral_fairseq.plugin.stream_iterator import STREAMS

@@ -19,10 +19,10 @@ from torch import nn
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_alike
 from spectral_fairseq.heads import HeadSpec
+from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig, to_namespace
 from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
     FillSizes,
-    FlatTransformerConfig,
     SpectralOptions,
     add_flags_without_defaults,
     build_head,
@@ -31,7 +31,6 @@ from spectral_fairseq.plugin.registry import (
     has_own_output,
     refuse_unsupported,
     register,
-    to_namespace,
 )
 
 

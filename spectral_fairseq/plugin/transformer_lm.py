@@ -13,6 +13,7 @@ from omegaconf import II
 from torch import nn
 
 from spectral_fairseq.options import option
+from spectral_fairseq.plugin.flat_transformer import to_namespace
 from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
     FillSizes,
@@ -22,7 +23,6 @@ from spectral_fairseq.plugin.registry import (
     has_own_output,
     refuse_unsupported,
     register,
-    to_namespace,
 )
 from spectral_fairseq.plugin.transformer import SpectralTransformerDecoder
 

@@ -25,6 +25,7 @@ from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.awd_lstm import StatefulDecoder
 from spectral_fairseq.plugin.counts import known_counts
+from spectral_fairseq.plugin.flat_transformer import to_namespace
 from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
     SpectralOptions,
@@ -34,7 +35,6 @@ from spectral_fairseq.plugin.registry import (
     head_kind,
     refuse_unsupported,
     register,
-    to_namespace,
 )
 
 logger = logging.getLogger(__name__)

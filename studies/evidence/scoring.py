@@ -97,7 +97,7 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
         ``SUBSET_ppl``, ``rare_SUBSET_ppl`` of words seen one to nine times, and ``bands``:
         band -> sum of negative log-likelihoods and number of words.
     """
-    from spectral_fairseq.commands.shared import import_plugin
+    from spectral_fairseq.commands.importing import import_plugin
 
     import_plugin()
     from spectral_fairseq.commands.models import load_language_model, open_corpus

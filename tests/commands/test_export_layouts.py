@@ -13,7 +13,7 @@ from spectral_fairseq.commands import export_huggingface, export_plain
 from spectral_fairseq.commands.export_huggingface import write_huggingface
 from spectral_fairseq.commands.export_plain import export_checkpoint, plain_checkpoint, task_like
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.registry import FlatTransformerConfig
+from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.provenance import distribution_version
 
 pytestmark = pytest.mark.usefixtures("transformers")

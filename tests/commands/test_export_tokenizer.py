@@ -5,7 +5,7 @@ import io
 import pytest
 
 from spectral_fairseq.checkpoints.dictionary import SPECIALS
-from spectral_fairseq.commands.export_huggingface import write_tokenizer
+from spectral_fairseq.commands.export_tokenizer import write_tokenizer
 from spectral_fairseq.errors import DataError
 
 TEXT = [

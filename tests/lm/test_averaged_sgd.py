@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger, saved_groups
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD, saved_groups
 from spectral_fairseq.lm.muon import Muon
+from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
 from tests.capabilities import MUON
 from tests.reference import optimizers as reference
 

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.plugin.averages import check_configuration
 from spectral_fairseq.plugin.checks import WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import controls_of
 from spectral_fairseq.plugin.criterion import OPTIONS
 from spectral_fairseq.plugin.dropout import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.likelihood import DROPOUT
-from spectral_fairseq.plugin.nt_asgd import check_configuration
 from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
 from spectral_fairseq.plugin.penalties import PENALTIES
 from spectral_fairseq.plugin.registry import warn_of_idle_options
