@@ -15,7 +15,8 @@ matters where the rate changes with the length of every segment.
 
 Flags: ``--weight-decay`` 0, ``--nt-asgd-from-start`` off, ``--nt-asgd-interval`` 5,
     ``--nt-asgd-stop`` off, ``--warmup-updates`` 0.
-In order: ``NonMonotonicTrigger.check``, ``AveragedSGD.start_averaging``, ``AveragedSGD.step``.
+In order: ``lm/non_monotonic.py: NonMonotonicTrigger.check``, ``AveragedSGD.start_averaging``,
+    ``AveragedSGD.step``.
 """
 
 from __future__ import annotations
