@@ -103,16 +103,19 @@ def _named(facts: TableFacts, places: Tensor) -> List[Dict[str, Any]]:
 
 
 def _dominant_row(facts: TableFacts) -> Optional[Dict[str, Any]]:
-    """The longest row, if it makes up half or more of the first direction of the centred table.
+    """The row that makes up half or more of the first direction of the centred table, if one does.
 
-    That direction has to stand out of a random table's for this to mean anything.
+    That direction has to stand out of a random table's for this to mean anything, and the row to
+    be twice as long as any other, each minus the mean row.
     """
-    place = int(facts.norms.argmax())
-    squared, first = float(facts.norms[place]) ** 2, float(facts.centred_sigma[0])
-    if first <= BEYOND * facts.centred_edge or squared < first**2 / 2:
+    first = float(facts.centred_sigma[0])
+    if first <= BEYOND * facts.centred_edge:
         return None
-    share = squared / float(facts.norms.square().sum())
-    return {**_named(facts, torch.tensor([place]))[0], "share": share}
+    (longest, second), (place, _) = facts.centred_norms.topk(2)
+    if longest**2 < first**2 / 2 or 2 * second > longest:
+        return None
+    share = float((longest / facts.centred_sigma.norm()) ** 2)
+    return {**_named(facts, place[None])[0], "share": share}
 
 
 def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:

@@ -38,11 +38,9 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
     """
     checkpoints = document["checkpoints"]
     drawn = spread(checkpoints, MOST_CURVES)
-    pictures = [
-        _absolute_spectra(drawn),
-        _cosines(drawn),
-        _spectra(drawn),
-    ]
+    # Two tables of one kind of model have nearly the same curve on a logarithmic scale.
+    opening = [_absolute_spectra(drawn), _cosines(drawn)]
+    pictures = [*(opening if len(checkpoints) == 1 else reversed(opening)), _spectra(drawn)]
     if analysed:
         kind = document["options"]["projection"]
         pictures.append(

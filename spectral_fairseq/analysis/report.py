@@ -20,7 +20,12 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Union
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.drawing import FILES, Picture
 from spectral_fairseq.analysis.plots import MOST_CURVES, OCCASIONAL, OPENING, spread
-from spectral_fairseq.analysis.verdict import MOST_VERDICTS, headline, verdict, warnings
+from spectral_fairseq.analysis.verdict import (
+    MOST_VERDICTS,
+    headline_with_figures,
+    verdict,
+    warnings,
+)
 from spectral_fairseq.errors import (
     ConfigurationError,
     OutputError,
@@ -65,21 +70,22 @@ def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
 
 
 def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str:
-    """Measures in groups, one column a checkpoint; beside a single one what a random table has."""
+    """Measures in groups, one column a checkpoint, and one for what random tables have."""
     checkpoints = document["checkpoints"]
-    random = checkpoints[0]["random"] if len(checkpoints) == 1 else None
-    headers = ["", *(checkpoint["label"] for checkpoint in checkpoints)]
-    headers += [] if random is None else ["random table"]
+    headers = ["", *(checkpoint["label"] for checkpoint in checkpoints), "random table"]
     rows: List[Any] = []
     for group, measures in groups.items():
         rows += [None] if rows else []
         rows += [[group, *("" for _ in headers[1:])]] if group else []
-        for m in measures:
-            cells = _values(checkpoints, m)
-            if random is not None:
-                cells.append(m.shown(random[m.key]) if m.key in random else "")
-            rows.append([m.title, *cells])
+        rows += [[m.title, *_values(checkpoints, m), _random(checkpoints, m)] for m in measures]
     return _aligned(rows, headers)
+
+
+def _random(checkpoints: List[Dict[str, Any]], measure: Measure) -> str:
+    """What random tables like these have: one value, or those of tables that differ in shape."""
+    key = measure.key
+    values = [measure.shown(one["random"][key]) for one in checkpoints if key in one["random"]]
+    return " / ".join(dict.fromkeys(values))
 
 
 def _aligned(rows: List[Any], headers: List[str]) -> str:
@@ -155,7 +161,7 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         opening=OPENING,
         raw=base64.b64encode(json.dumps(document, ensure_ascii=False).encode()).decode(),
         shown=shown,
-        headline_of=headline,
+        headline_of=headline_with_figures,
         verdict=verdict,
         warnings=warnings(checkpoints),
         drawn=spread(checkpoints, MOST_CURVES),

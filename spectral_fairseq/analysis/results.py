@@ -29,6 +29,8 @@ from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256
 
 SCHEMA = "spectral-fairseq/analysis/1"
 ORIGINS = ("fairseq", "model", "vectors")
+# Flags of any criterion that control a table, off where they are 0.
+_CONTROLS = ("spectrum_weight", "spectrum_decay", "table_centering")
 
 
 @dataclass
@@ -82,6 +84,8 @@ def analyse_model(
         "sha256": table_hash,
         "origin": _origin(opened, choice),
         "arch": opened.arch,
+        "language_model": _is_language_model(opened),
+        "trained_with": _trained_with(opened.checkpoint, chosen),
         "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
             "name": chosen.name,
@@ -107,6 +111,24 @@ def analyse_model(
     result["signature"] = signature_of(result, options)
     progress.end()
     return Analysed(result, measured)
+
+
+def _is_language_model(opened: Stored) -> bool:
+    """Whether the model is known to be a decoder alone: it has numbered layers and no encoder."""
+    parts = [name.split(".") for name in opened.tensors]
+    has_layers = any(part.isdigit() for name in parts for part in name)
+    if opened.arch is not None and opened.arch.endswith(("ForCausalLM", "LMHeadModel")):
+        return True  # also with an encoder of images beside it
+    return has_layers and not any("encoder" in name for name in parts)
+
+
+def _trained_with(checkpoint: Mapping[str, Any], table: StoredTable) -> List[str]:
+    """Of the methods of a fairseq checkpoint's training those that a report's advice knows."""
+    criterion = checkpoint_settings(checkpoint, "criterion")
+    controlled = "spectrum_control" in (criterion.get("_name"), criterion.get("criterion"))
+    controlled |= any(criterion.get(name) for name in _CONTROLS)
+    methods = {"spectrum control": controlled, "weight norm": table.kind == "weight-norm"}
+    return [name for name, used in methods.items() if used]
 
 
 def _origin(opened: Stored, choice: Choice) -> str:

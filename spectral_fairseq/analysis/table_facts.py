@@ -190,6 +190,12 @@ class TableFacts:
         """Right singular vectors of W minus its mean row as columns, shape (d, d), float64."""
         return self._centred_system[1]
 
+    @cached_property
+    def centred_norms(self) -> Tensor:
+        """Euclidean norm of each row minus the mean row, shape (N,), float64."""
+        blocks = row_blocks(self.weight, cached_rows(self.dim))
+        return torch.cat([row_lengths(block - self.mean) for block in blocks])
+
     @property
     def centred_rms_norm(self) -> float:
         """Root mean square of the norms of the rows minus their mean."""

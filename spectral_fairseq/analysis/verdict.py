@@ -14,7 +14,8 @@ says a fact about the table itself; none is taken from other models.
 * Apart from the mean, *one direction stands out* if the largest singular value of the centred table
   is twice the edge, and the directions are not few. What it holds is named from ``BEYOND`` edges
   on, which chance does not reach. Rows of different lengths alone can put it between the two.
-* *One row* stands out if it makes up half or more of such a direction (``analysis/measures.py``).
+* *One row* stands out if it makes up half or more of such a direction and is twice as long as any
+  other, each minus the mean row (``analysis/measures.py``).
 * Apart from the mean, *few directions* carry the table if the effective rank of the centred table
   is below half of the random table's, as if half of the dimensions or more were missing.
 
@@ -28,13 +29,14 @@ vectors drift in a common direction, without which they are far more isotropic. 
 model are not trained any more, but can be processed: Mu, Viswanath (ICLR 2018,
 https://openreview.net/forum?id=HkuGJ3kCb) take the mean and the first principal components out of
 word2vec's and GloVe's. :data:`ADVICE` is what gained in this project's own trainings
-(docs/evidence.md), in the words of README and of the quickstart.
+(docs/evidence.md), in the words of README and of the quickstart; a language model has another,
+since nothing gained there. What a checkpoint says of its training is not advised again.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 from spectral_fairseq.analysis.catalogue import cosine_shown, shown
 from spectral_fairseq.analysis.measures import BEYOND
@@ -49,16 +51,18 @@ ADVICE = (
     "Tune the weight decay first; for a small translation model, then take the weight-norm "
     "initialisation, and tune the weight decay again"
 )
+OF_LANGUAGE_MODELS = (
+    "Tune the weight decay, to which no method of this package adds in language models "
+    "(docs/evidence.md)"
+)
 # Note [Origins]
 _NORMAL = {
     "fairseq": "",
     "model": " Pretrained Transformers usually share a direction (Biś et al., NAACL 2021).",
-    "vectors": " Those of word2vec and GloVe usually have a mean as well (Mu and Viswanath, ICLR "
-    "2018).",
+    "vectors": " Those of word2vec and GloVe usually have a mean (Mu and Viswanath, ICLR 2018).",
 }
 _MORE_DIRECTIONS = {
-    "fairseq": "To use more directions, train with --arch transformer_sc and --criterion "
-    "spectrum_control",
+    "fairseq": "To use more directions, train with --arch {arch} and --criterion spectrum_control",
     "model": "To use more directions, train with SpectrumControl(model) of "
     "spectral_fairseq.training (docs/library.md)",
     "vectors": "Before you compare words by their cosines, you might subtract the mean and the "
@@ -74,6 +78,15 @@ _NO_MEAN = {
 _HOW = {
     "fairseq": "--arch transformer_wn_iwslt_de_en, or another transformer_wn*",
     "model": "weight_norm_(model, counts) before the optimiser is made",
+}
+_CONTROLLED = (
+    "the table was trained with spectrum control, and what is left follows from the strength of "
+    "that control"
+)
+_REPAIR = {
+    "fairseq": "repair_(model) of spectral_fairseq.training gives them new vectors",
+    "model": "repair_(model) of spectral_fairseq.training gives them new vectors",
+    "vectors": "leave them out, or take the mean of the others for them",
 }
 
 
@@ -114,14 +127,23 @@ def headline(checkpoint: Mapping[str, Any]) -> str:
     return f"The word vectors {_findings(checkpoint).words}."
 
 
+def headline_with_figures(checkpoint: Mapping[str, Any]) -> str:
+    """The same with the figures that tell one table from another, for the top of a page."""
+    measures = checkpoint["measures"]
+    rank = shown(measures["effective_rank_centred"], 3)
+    return (
+        f"{headline(checkpoint)[:-1]}: mean cosine {measures['mean_cosine'] + 0.0:.2f}, effective "
+        f"rank {rank} of {checkpoint['table']['dimensions']}."
+    )
+
+
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
     shared, few, edges, _ = _findings(checkpoint)
-    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
     return [
         f"{headline(checkpoint)} {_meaning(checkpoint, few, edges)}",
-        _normal(checkpoint["measures"], origin),
-        _advice(shared, few or edges >= STANDS_OUT, row, origin, checkpoint["table"]["is_output"]),
+        _normal(checkpoint["measures"], checkpoint["origin"]),
+        _advice(checkpoint, shared, few or edges >= STANDS_OUT),
     ]
 
 
@@ -148,7 +170,8 @@ def _untrained(checkpoint: Mapping[str, Any]) -> str:
     rows = "1 row looks" if count == 1 else f"{count:,} rows look"
     return (
         f"{rows} never trained in {checkpoint['label']} (zero, equal to another row, or unusually "
-        f"short), for example {first}. They are measured like the others."
+        f"short), for example {first}. They are measured like the others; "
+        f"{_REPAIR[checkpoint['origin']]}."
     )
 
 
@@ -163,7 +186,9 @@ def _percent(share: float) -> str:
 def _meaning(checkpoint: Mapping[str, Any], few: bool, edges: float) -> str:
     measures, random = checkpoint["measures"], checkpoint["random"]
     row, dim = checkpoint["dominant_row"], checkpoint["table"]["dimensions"]
-    if row is not None:
+    if dim == 1:
+        rest = "all of them lie on one line,"
+    elif row is not None:
         rest = f"{_name(row)} alone holds {_percent(row['share'])}, at"
     elif edges >= BEYOND:
         rest = (
@@ -190,21 +215,37 @@ def _normal(measures: Mapping[str, Any], origin: str) -> str:
     )
 
 
-def _advice(
-    shared: bool, few: bool, row: Optional[Mapping[str, Any]], origin: str, output: bool
-) -> str:
+def _advice(checkpoint: Mapping[str, Any], shared: bool, few: bool) -> str:
+    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
+    trained_with, of_language = checkpoint["trained_with"], checkpoint["language_model"]
     if row is not None:
         return f"Look at {_name(row)} first, and measure the table again without it."
     if not shared and not few:
+        if checkpoint["untrained"]:
+            return (
+                "Apart from the rows that look never trained, nothing here indicates a degenerate "
+                "table."
+            )
         return "Nothing here indicates a degenerate table, so there is nothing to repair."
-    remedy = _MORE_DIRECTIONS[origin] if few else _NO_MEAN[origin]
+    if "spectrum control" in trained_with:
+        remedy = _CONTROLLED
+    else:
+        arch = "transformer_lm_sc" if of_language else "transformer_sc"
+        remedy = (_MORE_DIRECTIONS if few else _NO_MEAN)[origin].format(arch=arch)
     if origin == "vectors":
         return f"{remedy}."
-    if not few:
+    if few:
+        remedy = remedy[0].upper() + remedy[1:]
+    else:
         why = (
             "The mean changes no probability of an output layer, so it is harmless there in itself"
-            if output
+            if checkpoint["table"]["is_output"]
             else "The mean of an input table acts like a bias, which the layers above can remove"
         )
         remedy = f"{why}; {remedy}"
-    return f"{remedy}. A more even table is not by itself a better model. {ADVICE}: {_HOW[origin]}."
+    gains = f"{ADVICE}: {_HOW[origin]}"
+    if of_language:
+        gains = OF_LANGUAGE_MODELS
+    elif "weight norm" in trained_with:
+        gains = "Tune the weight decay"
+    return f"{remedy}. A more even table is not by itself a better model. {gains}."

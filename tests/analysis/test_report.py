@@ -18,7 +18,13 @@ pytest.importorskip("matplotlib")
 from spectral_fairseq.analysis import report
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all, follows_one_run, spread
-from spectral_fairseq.analysis.report import as_html, as_text, check_folder, write_results
+from spectral_fairseq.analysis.report import (
+    as_html,
+    as_summary,
+    as_text,
+    check_folder,
+    write_results,
+)
 from spectral_fairseq.analysis.results import analyse_model, document
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
@@ -76,7 +82,7 @@ addEventListener("load", async () => {
       e => e.getBoundingClientRect()).filter(b => b.left < 0 || b.right > innerWidth).length,
     first: [...document.querySelectorAll("main > .scroll td")].map(e => e.dataset.label),
     headlines: document.querySelectorAll("header dd").length,
-    spectrum: document.querySelector("header img").getBoundingClientRect().bottom,
+    spectrum: document.querySelector(".first img").getBoundingClientRect().bottom,
     size: parseFloat(getComputedStyle(document.querySelector("td")).fontSize),
     rows: document.querySelectorAll("tbody th[scope=row]").length,
     wide: document.documentElement.scrollWidth > innerWidth,
@@ -194,6 +200,9 @@ def test_the_page_refers_to_nothing_outside(results, pictures):
     opening = html[: html.index("<details>")]
     assert opening.count("<figure") == 2 and opening.count('scope="row"') == 4
     assert "transformer_sc, 100 updates" in opening and "Two words have a mean cosine of" in opening
+    first = opening[: opening.index("<figure")]  # the headlines have the figures that differ
+    for one in results[0]["checkpoints"]:
+        assert f": mean cosine {one['measures']['mean_cosine']:.2f}, effective rank" in first
     assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
 
 
@@ -211,8 +220,8 @@ def test_the_report_of_the_site_has_its_figures():
 def test_pictures_are_whole_and_say_what_they_show(results, pictures):
     names = [picture.name for picture in pictures]
     assert names == [
-        "singular_values_absolute",
         "cosines",
+        "singular_values_absolute",
         "singular_values",
         "projection",
         "norms_by_count",
@@ -224,7 +233,7 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
         assert picture.file("png").startswith(b"\x89PNG")
         xml.etree.ElementTree.fromstring(picture.file("svg"))
         assert re.search(r"\d", picture.alt)
-    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
+    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[0].alt
 
 
 def test_every_projection_has_a_scale_of_its_own(results):
@@ -306,6 +315,11 @@ def test_a_random_table_stands_beside_the_figures(results):
     values = (one["measures"]["effective_rank"], one["random"]["effective_rank"])
     assert line.split()[2:] == [f"{value:.4g}" for value in values]
     assert f"random {one['random']['effective_rank']:.3g}<" in as_html(results[0], [])
+    # Beside several tables stands each value that random ones of their shapes have.
+    several = copy.deepcopy(results[0])
+    several["checkpoints"][1]["random"]["mean_share"] = 0.5
+    (line,) = [x for x in as_summary(several).splitlines() if x.startswith("norm of the mean")]
+    assert line.endswith(f" {one['random']['mean_share']:.4g} / 0.5")
 
 
 def test_names_with_control_characters_stay_names(results):

@@ -120,3 +120,33 @@ def test_what_json_has_no_form_for():
         "a": [1.0, None],
         "b": [None, "x", None],
     }
+
+
+@pytest.mark.parametrize(
+    "criterion, kind, expected",
+    [
+        ({"_name": "spectrum_control"}, "svd", ["spectrum control"]),
+        ({"criterion": "spectrum_control"}, "plain", ["spectrum control"]),  # of an old checkpoint
+        ({"_name": "mle_cosreg", "table_centering": 0.01}, "plain", ["spectrum control"]),
+        ({"_name": "mle_cosreg", "spectrum_weight": 0.0}, "weight-norm", ["weight norm"]),
+        ({"_name": "cross_entropy"}, "svd", []),
+    ],
+)
+def test_what_a_checkpoint_was_trained_with(criterion, kind, expected, tmp_path):
+    path = save(tmp_path / "a.pt", entries(with_padding(cone()), kind), criterion=criterion)
+    assert analyse_model(path, Options()).result["trained_with"] == expected
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["decoder.layers.0.fc1"], True),
+        (["encoder.layers.0.fc1", "decoder.layers.0.fc1"], False),
+        (["model.layers.0.mlp.up_proj"], True),
+        ([], False),  # nothing but a table
+    ],
+)
+def test_a_language_model_is_a_decoder_alone(names, expected):
+    model = {f"{name}.weight": torch.randn(8, 6) for name in ["decoder.embed_tokens", *names]}
+    model["decoder.embed_tokens.weight"] = cone(60, 6)
+    assert analyse_model(model, Options()).result["language_model"] is expected

@@ -8,15 +8,25 @@ import torch
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.analysis.catalogue import shown
-from spectral_fairseq.analysis.verdict import ADVICE, verdict, warnings
+from spectral_fairseq.analysis.verdict import ADVICE, OF_LANGUAGE_MODELS, verdict, warnings
 from studies.quickstart import what_next
 
 
 def checkpoint(
-    share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, output=True, origin="fairseq"
+    share=0.1,
+    cosine=0.01,
+    rank=90.0,
+    label="a",
+    remark=None,
+    output=True,
+    origin="fairseq",
+    language_model=False,
+    trained_with=(),
 ):
     return {
         "origin": origin,
+        "language_model": language_model,
+        "trained_with": list(trained_with),
         "label": label,
         "measures": {
             "mean_share": share,
@@ -58,6 +68,24 @@ def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
     assert f"{one['measures']['mean_cosine']} (random vectors 0), and of -0.001 with" in normal
     assert advice in last and meaning in first.split(". ")[0]
     assert (ADVICE in last) == ("nothing to repair" not in last)
+
+
+@pytest.mark.parametrize("rank, arch", [(90.0, "--criterion"), (20.0, "transformer_lm_sc ")])
+def test_a_language_model_has_advice_of_its_own(rank, arch):
+    """In language models no method of this package has gained."""
+    for origin in ("fairseq", "model"):
+        last = verdict(checkpoint(0.8, rank=rank, origin=origin, language_model=True))[-1]
+        assert OF_LANGUAGE_MODELS in last and ADVICE not in last and "weight_norm_" not in last
+        assert (arch in last) == (origin == "fairseq")
+
+
+@pytest.mark.parametrize("rank", (90.0, 20.0))
+def test_what_a_table_was_trained_with_is_not_advised(rank):
+    last = verdict(checkpoint(0.8, rank=rank, trained_with=["spectrum control"]))[-1]
+    assert "trained with spectrum control" in last and "--criterion spectrum_control" not in last
+    last = verdict(checkpoint(0.8, rank=rank, trained_with=["weight norm"]))[-1]
+    assert "Tune the weight decay." in last and "transformer_wn" not in last
+    assert "--criterion spectrum_control" in last
 
 
 @pytest.mark.parametrize("dimensions", (1, 2))
@@ -125,6 +153,48 @@ def test_untrained_rows_are_told():
     one["measures"]["untrained_rows"] = 1200.0
     (found,) = warnings([one])
     assert "1,200 rows look never trained in x" in found and "w0, row 9." in found
+    assert "repair_(model)" in found
+    one["origin"] = "vectors"
+    assert "repair_" not in warnings([one])[0]
+
+
+def test_rows_that_were_never_trained_are_not_called_sound():
+    rows = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
+    rows[1000:] = 0
+    text = " ".join(str(analyze({"lm_head.weight": rows})).split())
+    assert "1,000 rows look never trained" in text and "repair_(model)" in text
+    assert "nothing to repair" not in text and "Apart from the rows" in text
+
+
+def test_a_table_of_one_dimension_has_one_line():
+    rows = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    (one,) = analyze(rows).to_dict()["checkpoints"]
+    assert "all of them lie on one line" in verdict(one)[0]
+    assert "many directions" not in verdict(one)[0]
+
+
+def no_row_dwarfs():
+    """(name, table): rows as long as others, whatever their mean or their directions."""
+    generator = torch.Generator().manual_seed(5)
+    mean, direction = torch.randn(2, 64, generator=generator)
+    mean, direction = mean / mean.norm(), direction / direction.norm()
+    along = 0.5 * torch.randn(300, 1, generator=generator) * direction
+    yield "cone", torch.randn(300, 64, generator=generator) / 8 + 12 * mean + along
+    random = torch.randn(2000, 64, generator=generator)
+    axes = torch.linalg.qr(torch.randn(64, 10, generator=generator))[0].t()
+    for several in (2, 10):
+        table = random.clone()
+        table[:several] = 600 * axes[:several]
+        yield f"{several} rows", table
+    zipf = torch.arange(1, 2001)[:, None] ** -0.5
+    yield "lengths of Zipf", torch.nn.functional.normalize(random) * zipf
+
+
+@pytest.mark.parametrize("name, table", [pytest.param(*one, id=one[0]) for one in no_row_dwarfs()])
+def test_a_row_like_others_is_not_called_dominant(name, table):
+    (one,) = analyze(table).to_dict()["checkpoints"]
+    assert one["dominant_row"] is None
+    assert "alone holds" not in verdict(one)[0] and "Look at" not in verdict(one)[-1]
 
 
 def family():
@@ -175,7 +245,7 @@ def test_no_headline_figure_is_denied(name, table):
     if common > 0.05 or edges > 2 or few:
         assert "nothing to repair" not in last
     assert row is None or f"row {row['row']} first" in last
-    norms = table.norm(dim=1)
+    norms = (table.double() - table.double().mean(0)).norm(dim=1)
     if norms.square().max() > norms.square().sum() / 3:
         share = float(norms.square().max() / norms.square().sum())
         assert row["row"] == 77 and row["share"] == pytest.approx(share, rel=1e-5)
