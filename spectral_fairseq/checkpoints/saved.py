@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List, Optional, Union
 
 from spectral_fairseq.errors import CheckpointError, ForbiddenError, check_enough
-from spectral_fairseq.files import check_file, names_in
+from spectral_fairseq.files import check_file
 
 OF_DISTRIBUTED = (
     "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
@@ -51,24 +51,23 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 
 def weights_file(folder: Path) -> Optional[Path]:
     """The weights in a model's folder: one file, the index of several, or the first part."""
-    file = next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
-    if file is None:
-        parts = filter(PART.fullmatch, names_in(folder))
-        file = next((folder / name for name in parts if os.path.isfile(folder / name)), None)
-    return file
+    parts = sorted(path for path in folder.glob("*") if PART.fullmatch(path.name))
+    candidates = [*(folder / name for name in WEIGHTS), *parts]
+    return next((file for file in candidates if os.path.isfile(file)), None)
 
 
-def model_path(path: Union[str, os.PathLike[str]]) -> Path:
-    """``path``, if there is a regular file, or a folder with weights.
+def model_file(path: Union[str, os.PathLike[str]]) -> Path:
+    """The file to read of a model: ``path``, or the weights if it is a folder.
 
     Raises:
         CheckpointError: there is none of them.
     """
-    if os.path.isdir(path) and weights_file(Path(path)) is None:
+    file = weights_file(Path(path)) if os.path.isdir(path) else checkpoint_file(path)
+    if file is None:
         found = f"a folder without {', '.join(WEIGHTS)}"
         remedy = f"Name a file, or the folder of a model. {OF_DISTRIBUTED}"
         raise CheckpointError(f"a model at {path}", found, remedy)
-    return Path(path) if os.path.isdir(path) else checkpoint_file(path)
+    return file
 
 
 def paths_in(folder: Path) -> List[Path]:

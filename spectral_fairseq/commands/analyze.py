@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 from spectral_fairseq.analysis.options import SHARES, Options
-from spectral_fairseq.checkpoints.saved import model_path
+from spectral_fairseq.checkpoints.saved import model_file
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.commands.shared import no_verify
@@ -138,7 +138,7 @@ def report(args: ReportArguments, paths: Sequence[Path], command: str) -> int:
         check_count(len(nbest), len(paths), what, "Give them in the order of the checkpoints.")
     _check_flags(args)
     for path in paths:
-        model_path(path)
+        model_file(path)
     if args.predictions.data:
         _check_data(args.predictions.data, paths)
         import_plugin()

@@ -51,17 +51,15 @@ def writes_words(name: str) -> bool:
     return _WRITES_WORDS.search(name) is not None
 
 
-def shares_by_default(settings: Mapping[str, Any]) -> Optional[str]:
-    """The class of a model whose own default is to share the table; None for other classes.
+def shares_by_default(settings: Mapping[str, Any]) -> bool:
+    """Whether the output layer shares the input's table by the default of the model's class.
 
-    config.json may leave ``tie_word_embeddings`` out where it has the default of the class.
+    config.json may leave ``tie_word_embeddings`` out where it has that default.
     """
     classes = settings.get("architectures")
-    for name in map(str, classes if isinstance(classes, list) else ()):
-        found = _WRITES_WORDS.search(name)
-        if found is not None and name[: found.start()] in _TIED:
-            return name
-    return None
+    names = map(str, classes) if isinstance(classes, list) else ()
+    found = filter(None, map(_WRITES_WORDS.search, names))
+    return any(match.string[: match.start()] in _TIED for match in found)
 
 
 def padding_rows(settings: Mapping[str, Any]) -> List[int]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 import numpy as np
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.formats.config import padding_rows
-from spectral_fairseq.formats.numpy_arrays import tensor_of
 from spectral_fairseq.formats.roles import may_be_table
-from spectral_fairseq.formats.state_dicts import state_dict_of, without_adapters
+from spectral_fairseq.formats.state_dicts import state_dict_of, tensor_of
 from spectral_fairseq.formats.stored import Stored
 
 
@@ -60,7 +59,7 @@ def _module(model: nn.Module, kind: str) -> Stored:
     # Detaching may be left to the tensors that can be read: others answer with communication.
     state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of(state)
-    tensors = without_adapters(model, {name: tensor.detach() for name, tensor in tensors.items()})
+    tensors = _without_adapters(model, {name: tensor.detach() for name, tensor in tensors.items()})
     inputs = {
         name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)
     }
@@ -85,3 +84,42 @@ def _module(model: nn.Module, kind: str) -> Stored:
         unread=unread,
         settings=settings,
     )
+
+
+def _without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """The tensors with the tables that a forward pass uses in place of those that peft adapts.
+
+    Tables with adapters of other kinds than LoRA stay in parts, and are refused by name later.
+    """
+    for name, layer in model.named_modules():
+        base = f"{name}.base_layer.weight"
+        chosen = getattr(layer, "modules_to_save", None)
+        if isinstance(chosen, nn.ModuleDict) and hasattr(layer, "original_module"):
+            active: Any = getattr(layer, "active_adapter", None)
+            used = f"{name}.modules_to_save.{active}." if active in chosen else ""
+            if getattr(layer, "disable_adapters", False):
+                used = f"{name}.original_module."
+            if used:
+                kept = {k.removeprefix(used): v for k, v in tensors.items() if k.startswith(used)}
+                tensors = _outside(name, tensors)
+                tensors.update((f"{name}.{key}", tensor) for key, tensor in kept.items())
+        elif base in tensors and hasattr(layer, "get_delta_weight"):
+            weight = tensors[base]
+            if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
+                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
+                    continue
+                if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
+                    continue
+                for adapter in layer.active_adapters:
+                    if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                        weight = weight + layer.get_delta_weight(adapter).detach()
+            bias = tensors.get(f"{name}.base_layer.bias")
+            tensors = {**_outside(name, tensors), f"{name}.weight": weight}
+            if bias is not None:
+                tensors[f"{name}.bias"] = bias
+    return tensors
+
+
+def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{module}.")}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
 from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
+from spectral_fairseq.formats.state_dicts import tensor_of
 from spectral_fairseq.formats.stored import Stored, Unread
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
@@ -121,25 +121,6 @@ def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
         return _unread(shape, dtype)
     with opened.open(info) as member:
         return np.lib.format.read_array(member, allow_pickle=False)
-
-
-def tensor_of(array: np.ndarray, name: Any) -> Tensor:
-    """The tensor that shares an array's memory.
-
-    Raises:
-        DataError: torch does not have such numbers, or some of them are masked.
-    """
-    if np.ma.is_masked(array):
-        remedy = "Fill in their values first, for example with array.filled(0)."
-        raise DataError(f"an array without masked numbers as {name}", "a masked array", remedy)
-    if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
-        array = array.copy()
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        wanted = f"numbers that torch has, in the byte order of this machine, in {name}"
-        remedy = "Save or pass the array as float32, for example."
-        raise DataError(wanted, f"{array.dtype.str}", remedy) from error
 
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:

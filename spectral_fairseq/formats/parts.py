@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
+
+from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.files import names_in
 
 # Parallel processes hold a piece of each table. The names of their files or folders have a word for
 # it and a number: consolidated.00.pth (Llama), mp_rank_00_001 (Megatron, DeepSpeed),
@@ -23,12 +24,6 @@ _FROM_ZERO = ("consolidated", "model_part", "mp_rank", "tp_rank")
 _ONE_LAYER = re.compile(r"layer_\d+-model_\d+-model_states")
 
 
-def check_declared(file: Path, processes: int) -> None:
-    """Refuse a file of one of several processes, over which its settings say it is split."""
-    if processes > 1:
-        raise _is_a_part(file, f"one of {processes} parts, by its settings")
-
-
 def check_no_part(file: Path) -> None:
     """Refuse what one of several parallel processes saved, of which no table need be whole.
 
@@ -41,6 +36,46 @@ def check_no_part(file: Path) -> None:
     why = _part_by_name(file)
     if why:
         raise _is_a_part(file, why)
+
+
+def check_saved_whole(
+    path: Path,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+) -> None:
+    """Refuse what one of several processes saved, by what is in the file.
+
+    Args:
+        path: of the file.
+        state: all of it.
+        tensors: those of its model, by their names.
+        settings: of the training.
+
+    Raises:
+        CheckpointError: its settings say that several processes hold the model; or it has the flat
+            parameters of FSDP or the pieces of DeepSpeed's ZeRO, in which no table is whole.
+    """
+    optimizer = state.get("optimizer_state_dict")
+    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
+    empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
+    of_zero = of_zero or (empty and "param_shapes" in state)
+    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
+    if of_zero or flat or "shard_metadata" in state:
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            f"the part of one process, as {'DeepSpeed ZeRO' if of_zero else 'FSDP'} saves it",
+            "Put the parts together: with DeepSpeed's zero_to_fp32.py, which lies beside them, or "
+            "consolidate_fsdp_shards of fairseq.",
+        )
+    sizes = {**settings, "mp_world_size": state.get("mp_world_size")}  # the last of DeepSpeed
+    known = {name: size for name, size in sizes.items() if type(size) is int}
+    of_megatron = known.get("tensor_model_parallel_size", 1)
+    of_megatron *= known.get("pipeline_model_parallel_size", 1)
+    others = (known.get(name, 1) for name in ("model_parallel_size", "mp_world_size"))
+    processes = max(of_megatron, *others)
+    if processes > 1:
+        raise _is_a_part(path, f"one of {processes} parts, by its settings")
 
 
 def _is_a_part(file: Path, why: str) -> CheckpointError:
@@ -64,7 +99,7 @@ def _part_by_name(file: Path) -> str:
         return ""
     several = [
         _part_numbers(name)
-        for name in names_in(place.absolute().parent)
+        for name in (other.name for other in place.absolute().parent.glob("*"))
         if _pattern(name) == _pattern(place.name)
     ]
     # Any other numbering, such as one by size, begins elsewhere.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
-from spectral_fairseq.files import names_in, why_not_readable
+from spectral_fairseq.formats.parts import check_no_part
 from spectral_fairseq.formats.roles import may_hold_table
 from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values
@@ -42,34 +43,37 @@ class Files(NamedTuple):
         return len(self.paths) > 1 or bool(self.weight_map)
 
 
-def files_of(file: Path, alone: bool) -> Files:
+def files_of(file: Path, named: bool) -> Files:
     """All files of the model of which a file is one, or which an index names.
 
     Args:
         file: one of them, or the index.
-        alone: whether the file was named, and not its folder, so that an index may be beside it.
+        named: whether the file was named, and not its folder: then an index beside it may name it,
+            and otherwise the folder may not hold the numbered files of two models.
 
     Raises:
-        CheckpointError: some are missing, or the index names something else than files beside it.
+        CheckpointError: some are missing, it is a part of a model, or the index names something
+            else than files beside it.
         DataError: an index that is not JSON.
     """
-    index = file if file.name.endswith(".index.json") else None
-    if alone and index is None:
-        index = _index_beside(file)
+    if not named:
+        _check_one_set(file)
+    index, weight_map = _index_of(file, named)
     if index is None:
         paths = _numbered_files(file)
+        if len(paths) == 1:
+            check_no_part(file)
+            return Files(paths, file, {})
         remark = f"Read from {len(paths)} files, {paths[0].name} and those that belong to it."
         return Files(paths, file, {}, remark)
-    weight_map = _weight_map(index)
     if not weight_map:
         raise PartsError(f"an entry 'weight_map' with names of tensors in {index}", "none")
     names = {*weight_map.values()}
     for name in names:
         # A name with a folder in it could lead anywhere.
-        obstacle = "a path" if Path(name).name != name else None
-        obstacle = obstacle or why_not_readable(index.parent / name)
-        if obstacle is not None:
-            found = f"{name[:200]!r}, {obstacle}"
+        is_path = Path(name).name != name
+        if is_path or not os.path.isfile(index.parent / name):
+            found = f"{name[:200]!r}, {'a path' if is_path else 'no such file'}"
             raise PartsError(f"the index {index} to name files beside it", found)
     for name in filter(_OF.search, names):
         there = {path.name for path in _numbered_files(index.parent / name)}
@@ -82,26 +86,28 @@ def files_of(file: Path, alone: bool) -> Files:
     return Files([index.parent / name for name in sorted(names)], file, weight_map, remark)
 
 
-def _index_beside(file: Path) -> Optional[Path]:
-    """The index beside a file that names it as one of several; ``None`` if there is none."""
-    for name in names_in(file.absolute().parent):
-        index = file.with_name(name)
-        if not name.endswith(".index.json") or why_not_readable(index) is not None:
-            continue
+def _index_of(file: Path, named: bool) -> Tuple[Optional[Path], Dict[str, str]]:
+    """The index of the files of which one was named, or that is named, and what it names.
+
+    Returns:
+        The path, None if there is none; and name of a tensor -> name of its file, empty where the
+        index has no such entry.
+    """
+    is_index = file.name.endswith(".index.json")
+    beside = sorted(file.parent.glob("*.index.json")) if named else []
+    for index in [file] if is_index else filter(os.path.isfile, beside):
         try:
-            files = {*_weight_map(index).values()}
-        except DataError:  # which says nothing about this file
-            continue
-        if file.name in files and len(files) > 1:
-            return index
-    return None
-
-
-def _weight_map(index: Path) -> Dict[str, str]:
-    """Name of a tensor -> name of its file; empty where the index has no such entry."""
-    weight_map = read_json_object(index, "the index of a model in several files").get("weight_map")
-    named = weight_map if isinstance(weight_map, dict) else {}
-    return {str(name): str(file) for name, file in named.items()}
+            read = read_json_object(index, "the index of a model in several files")
+        except DataError:
+            if is_index:
+                raise
+            continue  # which says nothing about this file
+        weight_map = read.get("weight_map")
+        entries = weight_map.items() if isinstance(weight_map, dict) else ()
+        files = {str(name): str(path) for name, path in entries}
+        if is_index or (file.name in files.values() and len({*files.values()}) > 1):
+            return index, files
+    return None, {}
 
 
 def _numbered_files(file: Path) -> List[Path]:
@@ -119,8 +125,8 @@ def _numbered_files(file: Path) -> List[Path]:
         for part in range(min(int(count), _MOST_FILES) + 1)
     ]
     paths = [file.with_name(name) for name in names]
-    paths = paths[:-1] if why_not_readable(paths[0]) is None else paths[1:]
-    there = [path for path in paths if why_not_readable(path) is None]
+    paths = paths[:-1] if os.path.isfile(paths[0]) else paths[1:]
+    there = list(filter(os.path.isfile, paths))
     if len(there) < int(count):
         raise PartsError(
             f"all of the {int(count)} files of which {file} is one, beside it", f"{len(there)}"
@@ -137,6 +143,9 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
     Raises:
         CheckpointError: a file lacks a tensor that the index says it has.
     """
+    if not files.are_several:
+        # fairseq's own checkpoints have their numbers by epoch and update.
+        return replace(read[0], beside=[] if read[0].checkpoint else _beside(files.named))
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     holders: Dict[str, List[int]] = {}
@@ -167,7 +176,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
     )
 
 
-def check_one_set(file: Path) -> None:
+def _check_one_set(file: Path) -> None:
     """Refuse the numbered files of several models in one folder, of which the first would be read.
 
     Raises:
@@ -178,7 +187,7 @@ def check_one_set(file: Path) -> None:
         return
     around = file.name[: numbered.start()], file.name[numbered.end() :]
     counts = set()
-    for name in names_in(file.absolute().parent):
+    for name in _names_beside(file):
         other = _OF.search(name)
         if other is not None and (name[: other.start()], name[other.end() :]) == around:
             counts.add(int(other[2]))
@@ -190,13 +199,17 @@ def check_one_set(file: Path) -> None:
         )
 
 
-def beside(file: Path) -> List[str]:
+def _beside(file: Path) -> List[str]:
     """The names of files beside one that differ from its name in one number only."""
     parts = re.split(r"(\d+)", file.name)
     found = []
-    for name in names_in(file.absolute().parent):
+    for name in _names_beside(file):
         others = re.split(r"(\d+)", name)
         differing = [place for place, (a, b) in enumerate(zip(parts, others)) if a != b]
         if len(parts) == len(others) and len(differing) == 1 and differing[0] % 2:
             found.append(name)
     return sorted(found)
+
+
+def _names_beside(file: Path) -> List[str]:
+    return sorted(path.name for path in file.parent.glob("*"))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spectral_fairseq.errors import CheckpointError, DataError
-from spectral_fairseq.formats.numpy_arrays import tensor_of
-from spectral_fairseq.formats.roles import is_output_entry, may_be_table, may_hold_table
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.formats.roles import is_output_entry, may_hold_table
 from spectral_fairseq.formats.stored import Unread
 
 # What a training loop saves beside the weights.
@@ -79,22 +77,23 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     return tensors, unread
 
 
-def check_of_all_processes(
-    state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
-) -> None:
-    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
-    optimizer = state.get("optimizer_state_dict")
-    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
-    empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
-    of_zero = of_zero or (empty and "param_shapes" in state)
-    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
-    if of_zero or flat or "shard_metadata" in state:
-        raise CheckpointError(
-            f"the weights of a whole model in {path}",
-            f"the part of one process, as {'DeepSpeed ZeRO' if of_zero else 'FSDP'} saves it",
-            "Put the parts together: with DeepSpeed's zero_to_fp32.py, which lies beside them, or "
-            "consolidate_fsdp_shards of fairseq.",
-        )
+def tensor_of(array: np.ndarray, name: Any) -> Tensor:
+    """The tensor that shares an array's memory.
+
+    Raises:
+        DataError: torch does not have such numbers, or some of them are masked.
+    """
+    if np.ma.is_masked(array):
+        remedy = "Fill in their values first, for example with array.filled(0)."
+        raise DataError(f"an array without masked numbers as {name}", "a masked array", remedy)
+    if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        wanted = f"numbers that torch has, in the byte order of this machine, in {name}"
+        remedy = "Save or pass the array as float32, for example."
+        raise DataError(wanted, f"{array.dtype.str}", remedy) from error
 
 
 def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator[Tuple[str, Any]]:
@@ -144,42 +143,3 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
     if tensor.is_complex() or "float8" in str(tensor.dtype):
         return f"numbers of type {tensor.dtype}".replace("torch.", "")
     return None
-
-
-def without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """The tensors with the tables that a forward pass uses in place of those that peft adapts.
-
-    Tables with adapters of other kinds than LoRA stay in parts, and are refused by name later.
-    """
-    for name, layer in model.named_modules():
-        base = f"{name}.base_layer.weight"
-        chosen = getattr(layer, "modules_to_save", None)
-        if isinstance(chosen, nn.ModuleDict) and hasattr(layer, "original_module"):
-            active: Any = getattr(layer, "active_adapter", None)
-            used = f"{name}.modules_to_save.{active}." if active in chosen else ""
-            if getattr(layer, "disable_adapters", False):
-                used = f"{name}.original_module."
-            if used:
-                kept = {k.removeprefix(used): v for k, v in tensors.items() if k.startswith(used)}
-                tensors = _outside(name, tensors)
-                tensors.update((f"{name}.{key}", tensor) for key, tensor in kept.items())
-        elif base in tensors and hasattr(layer, "get_delta_weight"):
-            weight = tensors[base]
-            if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
-                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
-                    continue
-                if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
-                    continue
-                for adapter in layer.active_adapters:
-                    if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-                        weight = weight + layer.get_delta_weight(adapter).detach()
-            bias = tensors.get(f"{name}.base_layer.bias")
-            tensors = {**_outside(name, tensors), f"{name}.weight": weight}
-            if bias is not None:
-                tensors[f"{name}.bias"] = bias
-    return tensors
-
-
-def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{module}.")}

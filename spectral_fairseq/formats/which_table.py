@@ -124,15 +124,14 @@ def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
         names = matrices.named(wanted)
     _check_not_adapted(matrices, names, wanted)
     rows, _ = matrices.shape(names[0])
-    ties, by_default = shares_output(stored.settings), shares_by_default(stored.settings)
     if has_output(tables):
         output = STORED
     elif unread:
         output = UNREAD
-    elif ties is not None:
-        output = SHARED if ties else OWN
+    elif matrices.shares is not None:
+        output = SHARED if matrices.shares else OWN
     else:
-        output = BY_DEFAULT if by_default else UNKNOWN
+        output = BY_DEFAULT if matrices.by_default else UNKNOWN
     return Choice(
         names=names,
         entries=matrices.entries_of(names[0]),
@@ -157,6 +156,8 @@ class Matrices:
     Attributes:
         stored: the model.
         sizes: the numbers of words that its settings give, of each vocabulary one.
+        shares: whether they say that the output layer shares the input's table; None if silent.
+        by_default: whether the output layer shares it by the default of its class.
         tensors: name -> tensor.
         unread: name -> what cannot be read as a table.
         modules: module -> entry -> tensor.
@@ -168,6 +169,8 @@ class Matrices:
     def __init__(self, stored: Stored) -> None:
         self.stored = stored
         self.sizes = vocabulary_sizes(stored.settings)
+        self.shares = shares_output(stored.settings)
+        self.by_default = shares_by_default(stored.settings)
         self.tensors, self.unread = stored.tensors, stored.unread
         if "embeddings" in self.tensors and "mapping" in self.tensors:
             self._leave_out_clusters()
@@ -440,7 +443,7 @@ def _check_output(matrices: Matrices, unread: Mapping[str, str]) -> None:
         rows = len(matrices.tensors[single]) if single is not None else 0
         larger = {k: v for k, v in matrices.unread.items() if v.shape[1:] and v.shape[0] >= rows}
         _refuse_unread(stored, {key: array.why for key, array in larger.items()})
-    elif shares_output(stored.settings) is False and not unread and not has_output(tables):
+    elif matrices.shares is False and not unread and not has_output(tables):
         if writes_words(stored.arch or ""):
             raise CheckpointError(
                 f"the output layer of {stored.arch}, which has a table of its own by the settings, "
@@ -457,7 +460,7 @@ def _check_copies(matrices: Matrices) -> None:
     parameters are two.
     """
     stored, tables = matrices.stored, matrices.tables
-    if stored.file is None or shares_output(stored.settings) is not True:
+    if stored.file is None or matrices.shares is not True:
         return
     shapes = {names[0]: matrices.shape(names[0]) for names in tables}
     outputs = [names for names in output_tables(tables) if has_output_beside([names])]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.saved import weights_file
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
-from spectral_fairseq.formats.opening import read_weights
+from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.training.losses import fused_loss_, mixture_
 from spectral_fairseq.training.modules import RECORD, output_layer, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
@@ -135,4 +135,4 @@ def _entries(folder: Path) -> Mapping[str, Tensor]:
     if weights is None:
         wanted = "model.safetensors or pytorch_model.bin"
         raise CheckpointError(wanted, f"neither in {folder}", _AS_SAVED)
-    return read_weights(weights)
+    return open_model(weights).tensors
