@@ -70,9 +70,18 @@ def printable(text: str, keep: str = "\n") -> str:
     )
 
 
+def plainly(value: Any) -> str:
+    """``value`` as Python spells it, numbers of numpy and torch as those of Python."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(plainly, value))}{',' * (len(value) == 1)})"
+    is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return repr(value.item() if is_number else value)
+
+
 def listed(items: Sequence[Any], most: int = 4, separator: str = ", ") -> str:
     """The first of several items and dots for the others; ``none`` where there are none."""
-    shown = [*map(str, items[:most]), *(["..."] if len(items) > most else [])]
+    spelled = [plainly(item) if isinstance(item, tuple) else str(item) for item in items[:most]]
+    shown = [*spelled, *(["..."] if len(items) > most else [])]
     return separator.join(shown) or "none"
 
 
@@ -214,7 +223,7 @@ def check_range(
     if not right or (whole and value != int(value)):
         wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
         kind = "whole" if whole else "finite"
-        raise ConfigurationError(f"{what} to be a {kind} number {wanted}", repr(value), remedy)
+        raise ConfigurationError(f"{what} to be a {kind} number {wanted}", plainly(value), remedy)
 
 
 def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
@@ -225,7 +234,8 @@ def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
     """
     if value not in choices:
         names = ", ".join(choices)
-        raise ConfigurationError(f"{what} to be one of {names}", repr(value), "Choose one of them.")
+        wanted = f"{what} to be one of {names}"
+        raise ConfigurationError(wanted, plainly(value), "Choose one of them.")
 
 
 def check_shape(
@@ -242,7 +252,7 @@ def check_shape(
     """
     found, wanted = tuple(tensor.shape), tuple(shape)
     if found != wanted:
-        raise error(f"{what} of shape {wanted}", f"shape {found}", remedy)
+        raise error(f"{what} of shape {plainly(wanted)}", f"shape {plainly(found)}", remedy)
 
 
 def check_enough(
@@ -317,7 +327,7 @@ def check_alike(what: str, values: Mapping[str, Any], remedy: str) -> None:
 
 def misspelt(wanted: str, text: Any) -> ConfigurationError:
     """The error for a text that does not spell what is wanted."""
-    return ConfigurationError(wanted, repr(text), "Correct it.")
+    return ConfigurationError(wanted, plainly(text), "Correct it.")
 
 
 def idle_flag(flag: str, needed: str) -> ConfigurationError:

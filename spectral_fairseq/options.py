@@ -44,7 +44,7 @@ from typing import (
     TypeVar,
 )
 
-from spectral_fairseq.errors import arguments_as_flags, check_range, idle_flag
+from spectral_fairseq.errors import arguments_as_flags, check_choice, check_range, idle_flag
 
 T = TypeVar("T")
 _KEY = "option"
@@ -368,7 +368,7 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
 
 
 def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = None) -> None:
-    """Refuse values outside the declared ranges, in groups too.
+    """Refuse values outside the declared ranges and choices, in groups too.
 
     Args:
         options: the values.
@@ -386,4 +386,7 @@ def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = N
             check_ranges(value, f"{field.dest}_" if field.is_group else "")
             continue
         with arguments_as_flags(value=field.flag):
+            for choice in value if isinstance(value, tuple) else [value]:
+                if field.declared.choices:
+                    check_choice("`value`", choice, field.declared.choices)
             dataclasses.replace(field.declared, type=field.kind).check(value)

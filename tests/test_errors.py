@@ -1,12 +1,15 @@
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.embeddings import PlainEmbedding
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,
     DataError,
+    SpectralFairseqError,
     arguments_as_flags,
     check_alike,
     check_choice,
@@ -16,9 +19,11 @@ from spectral_fairseq.errors import (
     check_shape,
     check_type,
     listed,
+    plainly,
     printable,
     wrapped,
 )
+from spectral_fairseq.formats.counts import with_counts
 
 
 def test_arguments_are_renamed_in_every_part_and_the_class_is_kept():
@@ -131,4 +136,35 @@ def test_what_the_common_checks_refuse(check, given, message):
 
 def test_some_of_many():
     assert listed([]) == "none" and listed(["a", 2]) == "a, 2"
+    assert listed([(np.int64(3), 2)]) == "(3, 2)"
     assert listed("abcd", 3, "; ") == "a; b; c; ..."
+
+
+@pytest.mark.parametrize(
+    "value, spelled",
+    [
+        (np.int64(3), "3"),
+        (np.float32(0.5), "0.5"),
+        (np.str_("a"), "'a'"),
+        (torch.tensor(2), "2"),
+        ((np.int32(4), (np.int32(5),)), "(4, (5,))"),
+        ((), "()"),
+        ("np.int64(3)", "'np.int64(3)'"),
+        (None, "None"),
+    ],
+)
+def test_numbers_of_other_packages_are_spelled_as_pythons(value, spelled):
+    assert plainly(value) == spelled
+
+
+def test_refused_numbers_of_numpy_are_plain():
+    for refuse in (
+        lambda: check_range("`a`", np.int64(-1), at_least=0),
+        lambda: check_choice("`a`", np.int64(3), ["x"]),
+        lambda: check_shape("a", torch.ones(2), (np.int64(3),), "-"),
+        lambda: with_counts(None, np.array([0.5]), 1, "counts"),
+        lambda: PlainEmbedding(4, 3, padding_idx=np.int64(9)),
+    ):
+        with pytest.raises(SpectralFairseqError) as caught:
+            refuse()
+        assert "np." not in str(caught.value) and "numpy" not in str(caught.value)

@@ -149,7 +149,7 @@ def _query_rows(table: StoredTable, options: Options, words: Optional[WordList])
             bare = word.strip("@\u2581") or word
             near = [symbol for symbol in words.symbols if bare in symbol][:5]
             raise DataError(
-                f"the word {word!r} in {words.path or 'the dictionary'}",
+                f"the word {str(word)!r} in {words.path or 'the dictionary'}",
                 f"only words such as {', '.join(near)}" if near else "nothing like it",
                 "Words are spelled as in dict.txt: with subword marks such as @@ or \u2581.",
             )

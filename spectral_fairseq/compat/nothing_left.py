@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DataError, plainly
 
 
 @wrapping
@@ -29,10 +29,11 @@ def refuse_nothing(
     kept = original(self, indices, dataset, max_positions, *args, **kwargs)
     if len(kept) > 0 or len(indices) == 0:
         return kept
+    size = plainly(dataset.size(indices[0]))
     raise DataError(
         "text in pieces that the model can read",
-        f"{len(indices):,}, all skipped, such as one of {dataset.size(indices[0])} tokens; the "
-        f"model reads {max_positions}",
+        f"{len(indices):,}, all skipped, such as one of {size} tokens; the model reads "
+        f"{plainly(max_positions)}",
         "Cut the text into shorter pieces: sentences, or --tokens-per-sample of a language model "
         "(less --context-window, if any).",
     )

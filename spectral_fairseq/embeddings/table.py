@@ -24,7 +24,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite
@@ -87,7 +87,7 @@ def counted_from_start(row: Any, num_embeddings: int) -> int:
     if not isinstance(row, numbers.Integral) or int(row) not in rows:
         raise ConfigurationError(
             f"`padding_idx` and `excluded_rows` to be rows of a table of {num_embeddings} rows",
-            repr(row),
+            plainly(row),
             f"Give numbers from {-num_embeddings} to {num_embeddings - 1}; a table of this package "
             "has a row of padding.",
         )

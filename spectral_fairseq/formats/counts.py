@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList, other_line
 from spectral_fairseq.checkpoints.reading import read_json
-from spectral_fairseq.errors import DataError, check_enough, check_type
+from spectral_fairseq.errors import DataError, check_enough, check_type, plainly
 from spectral_fairseq.files import check_file, read_text
 from spectral_fairseq.formats import numpy_arrays
 
@@ -95,7 +95,7 @@ def with_counts(
     if wrong is not None:
         raise DataError(
             f"whole numbers from 0 to {MAX_COUNT} as counts in {source}",
-            repr(wrong)[:60],
+            plainly(wrong)[:60],
             "Multiply relative frequencies by the number of words of the text.",
         )
     return WordList(

@@ -20,7 +20,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError, check_enough
+from spectral_fairseq.errors import ConfigurationError, DataError, check_enough, plainly
 from spectral_fairseq.functional.autograd import differentiable_once
 from spectral_fairseq.functional.precision import full_float32, widened
 from spectral_fairseq.functional.row_norms import exact_norms
@@ -210,7 +210,7 @@ def fault_of_counts(counts: Sequence[float]) -> str:
     """Why no logarithm of counts tells how often words occur; empty where it does."""
     wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
     if wrong is not None:
-        return f"a count of {wrong!r}"
+        return f"a count of {plainly(wrong)}"
     most = max(counts, default=0)
     if most <= 1:
         return f"{len(counts)} words, none with a count above 1"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import ConfigurationError, misspelt
+from spectral_fairseq.errors import ConfigurationError, misspelt, plainly
 from spectral_fairseq.functional.adaptive_loss import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
@@ -122,7 +122,7 @@ class AdaptiveSoftmaxHead(Head):
         if label_smoothing:
             raise ConfigurationError(
                 "`label_smoothing` 0 with an adaptive softmax",
-                repr(label_smoothing),
+                plainly(label_smoothing),
                 "Use 0, or a full softmax (empty `cutoffs`): smoothing needs the probability of "
                 "every word, which the clusters avoid computing.",
             )

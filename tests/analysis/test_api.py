@@ -171,6 +171,7 @@ def test_a_report_is_written(tmp_path):
         (np.ma.masked_less(np.eye(9, 5), 1), {}, DataError, "found a masked array"),
         (nn.Linear(3, 4), {"seed": -1}, ConfigurationError, "seed"),
         (ROWS, {"colour": 1}, TypeError, "colour"),
+        (ROWS, {"projection": "umap"}, ConfigurationError, "--projection to be one of svd, pca"),
         (ROWS, {"labels": ("a", "b")}, ConfigurationError, "1 different names"),
     ],
 )
