@@ -47,11 +47,13 @@ def is_builtin(node):
 
 # Settings that fairseq evaluates: literals work, and nothing else is run
 
-SINKS = sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
+
+def sinks():
+    return sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
 
 
 def test_the_sinks_are_found():
-    assert len(SINKS) > 15 and {"fairseq.utils", "fairseq.models.fconv"} <= set(SINKS)
+    assert len(sinks()) > 15 and {"fairseq.utils", "fairseq.models.fconv"} <= set(sinks())
     assert not [m for m, node, name in calls() if name == "exec" and is_builtin(node)]
 
 
@@ -97,8 +99,8 @@ def test_no_sink_runs_code(bare, patched, tmp_path):
     marker = tmp_path / "executed"
     hostile = f"open({str(marker)!r}, 'a').write('x') and [1]"
     texts = [hostile, "[(1, 2)] * 2"]
-    found = bare.call(evaluate_in, modules=SINKS, texts=texts)
-    run = [module for module, values in zip(SINKS, found) if len(values) == 2]
+    found = bare.call(evaluate_in, modules=sinks(), texts=texts)
+    run = [module for module, values in zip(sinks(), found) if len(values) == 2]
     assert len(run) > 10 and marker.read_text() == "x" * len(run)
     marker.unlink()
     for values in patched.call(evaluate_in, modules=run, texts=texts):
@@ -215,7 +217,7 @@ KNOWN = {
     "fairseq.tasks.audio_pretraining": "--post-save-script of fairseq-train, which takes its "
     "settings from the command line and never from a checkpoint",
 }
-POST_SAVE = any(name == "post_save" for _, _, name in calls())
+POST_SAVE = "post_save" in (PACKAGES["fairseq_cli"] / "train.py").read_text("utf-8")
 if not POST_SAVE:  # fairseq 0.12.2
     del KNOWN["fairseq.tasks.audio_pretraining"]
 FASTA = (PACKAGES["fairseq"] / "data" / "fasta_dataset.py").read_text("utf-8")
