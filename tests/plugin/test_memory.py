@@ -10,6 +10,8 @@ import pytest
 
 from spectral_fairseq.plugin import memory
 
+pytestmark = pytest.mark.slow  # each test is a process that imports torch and fairseq
+
 COUNT_FAULTS = """
 import resource
 import torch
