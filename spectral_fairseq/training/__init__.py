@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from spectral_fairseq.lm.muon import Muon
     from spectral_fairseq.training.control import SpectrumControl, TablePenalty
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
-    from spectral_fairseq.training.saving import restore_
+    from spectral_fairseq.training.saving import plain_state_dict, restore_
     from spectral_fairseq.training.tables import (
         factor_,
         hidden_matrices,
@@ -31,6 +31,7 @@ __all__ = [
     "mixture_",
     "parameter_groups",
     "plain_",
+    "plain_state_dict",
     "repair_",
     "restore_",
     "weight_norm_",

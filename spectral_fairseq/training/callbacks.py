@@ -26,9 +26,10 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
+from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import check_trained, output_layer, without_wrappers
-from spectral_fairseq.training.tables import check_decay
+from spectral_fairseq.training.modules import check_trained, without_wrappers
+from spectral_fairseq.training.tables import check_decay, whole_weight
 
 
 class _Missing:
@@ -81,16 +82,22 @@ def _hands_on(model: Any) -> bool:
     return any(isinstance(layer, KeepsHiddenStates) for layer in model.modules())
 
 
-def _measures(model: Any) -> Dict[str, float]:
-    """The measures of the output table, also where a method of this package is on it."""
+def _measures(model: Any, is_first: bool) -> Dict[str, float]:
+    """The measures of the output table, also where a method of this package is on it.
+
+    Args:
+        model: or its table.
+        is_first: whether this is the worker that logs; the others put a split table together too.
+    """
+    try:
+        table: Any = model if isinstance(model, Tensor) else whole_weight(model)
+    except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
+        table = model
+    if not is_first:
+        return {}
     from spectral_fairseq.analysis import training_measures
 
-    try:
-        table: Any = model if isinstance(model, Tensor) else output_layer(model).weight
-        measures = training_measures(table.detach())
-    except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
-        measures = training_measures(model)
-    return {f"table/{name}": value for name, value in measures.items()}
+    return {f"table/{name}": value for name, value in training_measures(table).items()}
 
 
 def _trainer_of(callback: Any) -> Any:
@@ -244,9 +251,12 @@ class _InTrainer(_Shared):
         if self.control is not None and not self._is_called:
             raise _never_called("on_optimizer_step", self.trainer)
         due = self.measure_every and state.global_step % self.measure_every == 0
-        if not (due and state.is_world_process_zero):
+        if not due:
             return
-        measures = {**_measures(model), **self._of_loss(model)}
+        measures = _measures(model, state.is_world_process_zero)
+        if not state.is_world_process_zero:
+            return
+        measures.update(self._of_loss(model))
         if control.should_log:  # Trainer logs the loss of this step next
             self._beside_loss = measures
         elif measures:
@@ -338,8 +348,9 @@ class _InLightning(_Shared):
                 raise _never_called("on_before_optimizer_step", trainer)
             self.control.step(self._rate)
         due = self.measure_every and self._steps % self.measure_every == 0
-        if due and trainer.is_global_zero and trainer.loggers:
-            measures = _measures(pl_module if self.control is None else self.control.weight)
+        if due:
+            table = pl_module if self.control is None else joined(self.control.weight)
+            measures = _measures(table, trainer.is_global_zero and bool(trainer.loggers))
             for logger in trainer.loggers if measures else ():
                 logger.log_metrics(measures, step=self._steps)
 

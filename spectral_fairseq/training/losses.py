@@ -21,6 +21,7 @@ from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.joining import is_split
 from spectral_fairseq.training.modules import (
     check_not_sharded,
     forward_of,
@@ -238,8 +239,23 @@ def check_plain(model: nn.Module) -> None:
             whose entries are split over devices.
     """
     for layer in model.modules():
-        if isinstance(layer, FactoredLayer):
-            _ = layer.used_table  # which is refused where it is split
+        if isinstance(layer, FactoredLayer) and is_split(layer.stored_table):
+            raise UnsupportedError(
+                "a table that every worker holds whole, for plain_",
+                "a DTensor, split over devices",
+                "Call plain_state_dict(model) on all workers, which gives the first one a plain "
+                "state dict; or save_pretrained(folder), whose file has the plain weights.",
+            )
+    check_has_plain_form(model)
+
+
+def check_has_plain_form(model: nn.Module) -> None:
+    """Refuse a model that no plain one can stand for.
+
+    Raises:
+        UnsupportedError: it has a mixture or a soft cap.
+    """
+    for layer in model.modules():
         capped = "softcap" in layer.__dict__ and isinstance(layer, KeepsHiddenStates)
         if capped or isinstance(layer, MixtureLayer):
             raise UnsupportedError(

@@ -11,17 +11,20 @@ and know one layer each, while a tied table has several.
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import warnings
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Type
 
+import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
 from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.methods.output_layers import output_names
 from spectral_fairseq.training.computed_weight import ComputedWeight
+from spectral_fairseq.training.joining import dense_from, is_split, joined_state
 
 OUTPUT_LAYERS = output_names("attribute")
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -56,11 +59,11 @@ class LayerMixin(nn.Module):
         """What the settings of a saved model say of it, as JSON; nothing of what only trains."""
         return {}
 
-    def plain_entries(self, made: Dict[Any, Tensor]) -> Dict[str, Tensor]:  # noqa: ARG002
+    def plain_entries(self, dense: Callable[[Any], Tensor]) -> Dict[str, Tensor]:  # noqa: ARG002
         """The entries of a state dict by which a plain layer computes the same.
 
         Args:
-            made: what the layers of a model share, from one of them to the next.
+            dense: the matrix of a table, the same tensor whenever it is asked for.
         """
         return {}
 
@@ -156,34 +159,66 @@ class _Saving:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self.model
+        save = type(model).save_pretrained.__get__(model)
+        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        more = arguments.pop("kwargs", {})
+        state, splits = arguments.get("state_dict"), is_split(model)
         record = record_of(model)
-        config = getattr(model, "config", None)
+        if state and not any(".table." in f".{name}" for name in state):
+            record.pop("table", None)  # plain_state_dict has taken it off
+        self._put_into_settings(record)
+        if state is None and (record or splits):
+            state = joined_state(model) if splits else model.state_dict()
+        if state is not None:  # transformers takes entries out of what it is given
+            state = {**state, **(plain_entries(model, state) if "table" in record else {})}
+        saved = None
+        if state or not splits:  # the first worker writes what all have put together
+            saved = save(**{**arguments, "state_dict": state}, **more)
+        if splits:
+            torch.distributed.barrier()
+        return saved
+
+    def _put_into_settings(self, record: Dict[str, Any]) -> None:
+        config = getattr(self.model, "config", None)
         if hasattr(config, "to_diff_dict"):
             config.__dict__.pop(RECORD, None)
             if record:
                 setattr(config, RECORD, record)
         elif record:
             warnings.warn(
-                f"{type(model).__name__} has no settings of transformers, so the file does not say "
-                f"that {', '.join(record)} of spectral_fairseq.training is on it: do the same to a "
-                "model before you load it, or take it off first, with plain_(model)",
-                stacklevel=2,
+                f"{type(self.model).__name__} has no settings of transformers, so the file does "
+                f"not say that {', '.join(record)} of spectral_fairseq.training is on it: do the "
+                "same to a model before you load it, or take it off first, with plain_(model)",
+                stacklevel=3,
             )
-        save = type(model).save_pretrained.__get__(model)
-        if not record:
-            return save(*args, **kwargs)
-        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
-        more = arguments.pop("kwargs", {})
-        state = arguments.get("state_dict")
-        state = dict(model.state_dict() if state is None else state)
-        # Nothing is kept from one call to the next: torch's fused optimisers change parameters
-        # without changing their version.
-        made: Dict[Any, Tensor] = {}
-        for name, layer in model.named_modules():
-            if isinstance(layer, LayerMixin):
-                entries = layer.plain_entries(made)
-                state.update({f"{name}.{key}": entry for key, entry in entries.items()})
-        return save(**{**arguments, "state_dict": state}, **more)
+
+
+def plain_entries(model: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The entries by which a plain model computes what a model with a table does.
+
+    Nothing is kept from one call to the next: torch's fused optimisers change parameters without
+    changing their version.
+
+    Args:
+        model: whose tables are asked for their matrices.
+        state: the entries of the model, whole ones.
+    """
+    if not state:
+        return {}
+    names = {module: name for name, module in model.named_modules()}
+
+    @functools.lru_cache(None)
+    def dense(table: Any) -> Tensor:
+        own = f"{names[table]}."
+        entries = {key[len(own) :]: one for key, one in state.items() if key.startswith(own)}
+        return dense_from(table, entries)
+
+    found: Dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, LayerMixin):
+            entries = layer.plain_entries(dense)
+            found.update({f"{name}.{key}".lstrip("."): entry for key, entry in entries.items()})
+    return found
 
 
 _REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")

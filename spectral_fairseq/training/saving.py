@@ -16,10 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.saved import weights_file
+from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
-from spectral_fairseq.training.losses import fused_loss_, mixture_
-from spectral_fairseq.training.modules import RECORD, output_layer, record_of, without_wrappers
+from spectral_fairseq.training.joining import joined_state
+from spectral_fairseq.training.losses import check_has_plain_form, fused_loss_, mixture_
+from spectral_fairseq.training.modules import (
+    RECORD,
+    WRAPPERS,
+    output_layer,
+    plain_entries,
+    record_of,
+    without_wrappers,
+)
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import TokenLoss
 
@@ -85,6 +94,38 @@ def restore_(
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
     model.load_state_dict({name: entries[name] for name in needed}, strict=False)
     return loss
+
+
+def plain_state_dict(model: nn.Module) -> Dict[str, Tensor]:
+    """The state dict of the plain model that a model with a table stands for.
+
+    The model stays as it is, and may be split by ``fully_shard``; then every worker has to call
+    this. Tied layers have the same tensor.
+
+        state = plain_state_dict(model)
+        if state:
+            plain_model.load_state_dict(state)  # or torch.save, or save_file
+
+    Args:
+        model: with tables of ``weight_norm_`` or ``factor_``, or with none.
+
+    Returns:
+        Whole tensors in the memory of the CPU, on the first worker; nothing on the others.
+
+    Raises:
+        UnsupportedError: a mixture or a soft cap, which no plain model has.
+    """
+    check_has_plain_form(model)
+    if type(model).__name__ in WRAPPERS:
+        model = without_wrappers(model)
+    state = joined_state(model)
+    if not state:
+        return {}
+    plain = plain_entries(model, state)
+    tables = [name for name, part in model.named_modules() if isinstance(part, FactoredEmbedding)]
+    factors = tuple(f"{name}." for name in tables)
+    kept = {name: entry for name, entry in state.items() if not name.startswith(factors)}
+    return {**kept, **plain}
 
 
 def _check_unchanged(model: nn.Module, entries: Mapping[str, Tensor]) -> None:

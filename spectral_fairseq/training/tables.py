@@ -27,6 +27,7 @@ from spectral_fairseq.functional.row_penalties import fault_of_counts
 from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
 from spectral_fairseq.training.computed_weight import read_alone
+from spectral_fairseq.training.joining import dense_from, joined
 from spectral_fairseq.training.modules import (
     PASS_WHOLE,
     LayerMixin,
@@ -121,17 +122,14 @@ class FactoredLayer(LayerMixin):
 
     def recorded(self) -> Dict[str, Any]:
         """The kind of the table and its options."""
-        table: Any = self.used_table
+        table: Any = self.stored_table
         names = _OPTIONS[type(table)]
         options = {name: attrgetter(at)(table) for name, at in names}
         return {**super().recorded(), "table": {"kind": table.kind, **options}}
 
-    def plain_entries(self, made: Dict[Any, Tensor]) -> Dict[str, Tensor]:
+    def plain_entries(self, dense: Callable[[Any], Tensor]) -> Dict[str, Tensor]:
         """W, the same tensor for all layers that share it."""
-        table = self.used_table
-        if table not in made:
-            made[table] = table.dense().detach().clone()
-        return {"weight": made[table]}
+        return {"weight": dense(self.stored_table)}
 
 
 class FactoredLookUp(FactoredLayer):
@@ -338,6 +336,21 @@ def take_tables_off(model: nn.Module) -> None:
             del layer.__dict__["_used_table"]
             layer._parameters["weight"] = plain
             layer._modules.pop("table", None)
+
+
+def whole_weight(model: nn.Module) -> Tensor:
+    """The output table as it is now, shape (N, d), also where ``fully_shard`` has split it.
+
+    Every worker has to call this.
+
+    Raises:
+        ConfigurationError: there is no output layer.
+    """
+    layer: Any = output_layer(model)
+    if not isinstance(layer, FactoredLayer):
+        return joined(layer.weight)
+    table = layer.stored_table
+    return dense_from(table, {name: joined(one) for name, one in table.state_dict().items()})
 
 
 def _check_values(weight: Tensor, use: str) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import (
+    Muon,
     SpectrumControl,
     TablePenalty,
     factor_,
@@ -14,9 +15,12 @@ from spectral_fairseq.training import (
     mixture_,
     parameter_groups,
     plain_,
+    plain_state_dict,
+    restore_,
     weight_norm_,
 )
-from tests.training.models import DIM, IDS, TABLES, WORDS, Straight
+from spectral_fairseq.training.tables import whole_weight
+from tests.training.models import DIM, IDS, TABLES, WORDS, Straight, build
 from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -215,6 +219,67 @@ def _one_worker(rank):
     fsdp.fully_shard(model)
     split["plain_"] = message(lambda: plain_(model))
     return found, split
+
+
+def _taken_apart(rank, folder, names):
+    """A sharded model with a table is trained with Muon, and becomes plain in several ways."""
+    import transformers
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    found = {}
+    for name in names:
+        model = build(transformers)
+        TABLES[name](model)
+        loss = fused_loss_(model)
+        for block in model.transformer.h:
+            fsdp.fully_shard(block)
+        fsdp.fully_shard(model)
+        groups = parameter_groups(model, lr=0.1, table_lr=0.05)
+        optimizer = Muon(groups, hidden_matrices(model), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(model(IDS), IDS).backward()
+            optimizer.step()
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state, plain = get_model_state_dict(model, options=options), plain_state_dict(model)
+        assert bool(plain) == (rank == 0)
+        model.save_pretrained(f"{folder}/{name}, whole")
+        model.save_pretrained(f"{folder}/{name}, given", state_dict=state)
+        model.save_pretrained(f"{folder}/{name}, plain", state_dict=plain)
+        table = whole_weight(model)  # as the callbacks measure it
+        message_of_plain = message(lambda model=model: plain_(model)) if name != "plain" else ""
+        found[name] = state, plain, table, message_of_plain
+    return found
+
+
+@needs_fully_shard
+@pytest.mark.slow
+def test_a_sharded_model_becomes_a_plain_one(transformers, tmp_path):
+    """Bit for bit what one process makes of the same entries."""
+    pytest.importorskip("transformers")
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    found, _ = on_two_workers(_taken_apart, tmp_path, str(tmp_path), list(TABLES))
+    for name, (state, plain, table, refusal) in found.items():
+        model = build(transformers)
+        TABLES[name](model)
+        model.load_state_dict(state)
+        assert torch.equal(table, model.lm_head.weight)
+        expected = model.eval()(IDS).logits
+        assert "plain_state_dict(model)" in refusal or name == "plain"
+        ways = {"whole": True, "given": True, "plain": False}
+        for way, has_table in ways.items():
+            loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / f"{name}, {way}")
+            assert torch.equal(loaded.lm_head.weight, table)
+            assert loaded.lm_head.weight is loaded.transformer.wte.weight
+            named = hasattr(loaded.config, "spectral_fairseq")
+            assert named == (has_table and name != "plain")
+            restore_(loaded)
+            torch.testing.assert_close(loaded.eval()(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+        plain_(model)
+        whole = model.state_dict()
+        assert whole.keys() == plain.keys()
+        assert all(torch.equal(plain[key], entry) for key, entry in whole.items())
 
 
 def test_hidden_states_show_their_tensors():

@@ -1,0 +1,65 @@
+"""Tensors that ``fully_shard`` has split over workers, put together, and the matrix of a table.
+
+Every worker has to call these functions, in the same order; the first one gets the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, cast
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings.table import FactoredEmbedding
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether workers hold parts of a model's parameters."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def is_first_worker() -> bool:
+    """Whether this worker gets what is put together."""
+    distributed = torch.distributed
+    there = distributed.is_available() and distributed.is_initialized()
+    return not there or distributed.get_rank() == 0
+
+
+def joined(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of all workers, on each of them."""
+    whole: Any = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if whole is None else whole().detach()
+
+
+def joined_state(model: nn.Module) -> Dict[str, Tensor]:
+    """The state dict of a model with whole tensors in the memory of the CPU.
+
+    One tensor is put together at a time.
+
+    Returns:
+        On the first worker all entries, on the others none.
+    """
+    state = {}
+    for name, entry in model.state_dict().items():
+        whole = joined(entry) if isinstance(entry, Tensor) else entry
+        if is_first_worker():
+            state[name] = whole.cpu() if isinstance(whole, Tensor) else whole
+    return state
+
+
+@torch.no_grad()
+def dense_from(table: FactoredEmbedding, entries: Mapping[str, Tensor]) -> Tensor:
+    """The matrix that a table would have with other entries, such as those put together.
+
+    Args:
+        table: which is not changed.
+        entries: by the names of its own state dict.
+
+    Returns:
+        Shape (N, d), bit for bit what ``table.dense()`` gives in one process.
+    """
+    other = cast(FactoredEmbedding, object.__new__(type(table)))
+    given = {name: entries[name] for name in table._parameters}
+    kept = {name: entries.get(name, buffer) for name, buffer in table._buffers.items()}
+    other.__dict__ = {**table.__dict__, "_parameters": given, "_buffers": kept}
+    return other.dense().clone()
