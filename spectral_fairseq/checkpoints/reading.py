@@ -233,13 +233,43 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
         check_one_archive(members, file)
         if verify:
             check_sums(members, file)
-        return _read(file, members), stored_bytes
+        return _with_plain_tensors(_read(file, members)), stored_bytes
     except CheckpointError:
         raise
     except PermissionError as error:
         raise ForbiddenError(f"a readable checkpoint at {file}", str(error)) from error
     except READ_FAILURES as error:
         raise explain_failure(file, error) from error
+
+
+def _with_plain_tensors(state: Any) -> Any:
+    """The same content; a tensor on which the file sets attributes loses them.
+
+    They could hide the methods of the tensor, such as ``dim``.
+    """
+    held = [state]
+    pending: List[Any] = [held]
+    seen: Dict[int, Any] = {}
+    while pending:
+        container = pending.pop()
+        if id(container) in seen:
+            continue
+        seen[id(container)] = container  # kept, so that no other gets its identity
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        for name, value in list(items):
+            if isinstance(value, (dict, list, tuple)):
+                pending.append(value)
+            plain = _plain(value)
+            if type(value) is tuple and any(_plain(one) is not one for one in value):
+                plain = tuple(map(_plain, value))
+            if plain is not value and not isinstance(container, tuple):
+                container[name] = plain
+    return held[0]
+
+
+def _plain(value: Any) -> Any:
+    has_attributes = type(value) in (torch.Tensor, torch.nn.Parameter) and bool(vars(value))
+    return torch.Tensor.detach(value) if has_attributes else value
 
 
 def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
-from spectral_fairseq.errors import NotFairseqError
+from spectral_fairseq.errors import CheckpointError, NotFairseqError
 from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, same_values
 
 # Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
@@ -73,9 +73,9 @@ def dense_form(
         CheckpointError: factors whose shapes do not fit together, or an entry that should be one
             number and is not.
     """
-    count, dim = entries[kind.entries[0]].shape
-    rows = torch.arange(count) if rows is None else rows
     _check_factors(kind, entries)
+    count, dim = kind.stored_shape(entries)
+    rows = torch.arange(count) if rows is None else rows
     dense = torch.empty(len(rows), dim, dtype=dtype)
     for chosen, block in zip(rows.split(BLOCK_ROWS), dense.split(BLOCK_ROWS)):
         block.copy_(kind.dense_rows(entries, chosen, dtype))
@@ -84,11 +84,11 @@ def dense_form(
 
 def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
     """Compute the last row alone, to see whether the shapes fit."""
-    count, dim = entries[kind.entries[0]].shape
-    last = torch.arange(max(0, count - 1), count)
     factors = (entries[name] for name in kind.entries if name not in kind.numbers)
     try:
-        fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim)
+        count, dim = kind.stored_shape(entries)
+        last = torch.arange(max(0, count - 1), count)
+        fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim) and dim > 0
         fit = fit and all(len(factor) in (count, dim) for factor in factors if factor.dim() == 1)
     except (IndexError, RuntimeError):
         fit = False
@@ -106,12 +106,32 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
             )
 
 
-def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:
+def stored_form(
+    kind: Type[Table], weight: Tensor, like: Mapping[str, Tensor], name: str
+) -> Dict[str, Tensor]:
     """What a table of a kind that equals ``weight``, shape (N, d), stores; float64.
 
     A checkpoint does not say which rows are made-up words, of which there are at most a few, so U
     of an SVD table becomes orthonormal over all rows but padding. The product is the same.
+
+    Args:
+        kind: of table.
+        weight: W.
+        like: the entries that are replaced, of the same shapes.
+        name: stands for the matrix in the message.
+
+    Raises:
+        CheckpointError: a kind that is not exact comes near only, or does not say how a table of
+            these shapes is made.
     """
     with torch.random.fork_rng(devices=[]):
-        table = kind(*weight.shape, PADDING_ROW).double()
-    return table.factor(weight.double())
+        table = kind.rebuilt(like, PADDING_ROW).double()
+    made = table.factor_exactly(weight.double(), name)
+    for entry, value in made.items():
+        if value.shape != like[entry].shape:
+            raise CheckpointError(
+                f"{entry} of shape {tuple(like[entry].shape)}, as stored, for {name}",
+                f"{tuple(value.shape)}",
+                f"Declare {kind.__name__}.rebuilt, which makes a table of the same options.",
+            )
+    return made

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
-from spectral_fairseq.functional.row_blocks import check_finite
+from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, check_finite
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
@@ -35,6 +35,8 @@ from spectral_fairseq.options import Option
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 
 
+# The square of the share of a matrix by which a table may differ from it and be called equal.
+_AS_FAR = 1e-10
 AnyTable = TypeVar("AnyTable", bound="Table")
 
 
@@ -105,13 +107,19 @@ class Table(nn.Module):
         kind: name of the kind, one of the choices of ``embedding_type``.
         summary: what the kind stores, in a few words.
         options: arguments that users choose.
-        entries: names of its tensors in a checkpoint; the first one has shape (N, d).
+        entries: names of its tensors in a checkpoint; the first one is a matrix, of shape (N, d)
+            unless :meth:`stored_shape` says otherwise.
         numbers: those of ``entries`` that are one number, not below zero.
         settings: those of ``entries`` that record how the table is trained and do not follow from
             the matrix.
         undecayed: names of parameters that weight decay should leave alone, because W is linear in
             another parameter, whose decay is that of W.
         starts_from_counts: whether a new table depends on how often the words occur.
+        exact: whether :meth:`factor` gives any matrix to float precision. Where it gives the
+            nearest of some only, nothing is replaced by that in silence.
+
+    A kind whose :attr:`options` change the shapes of its entries declares :meth:`stored_shape` and
+    :meth:`rebuilt`, by which files are read, exported and averaged.
 
     Attributes:
         num_embeddings: N, all rows of the dictionary.
@@ -129,6 +137,7 @@ class Table(nn.Module):
     settings: ClassVar[FrozenSet[str]] = frozenset()
     undecayed: ClassVar[Tuple[str, ...]] = ()
     starts_from_counts: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
 
     num_embeddings: int
     embedding_dim: int
@@ -189,6 +198,39 @@ class Table(nn.Module):
         """
         rows, dim = entries[cls.entries[0]].shape
         return rows, dim
+
+    @classmethod
+    def rebuilt(cls: Type[AnyTable], entries: Mapping[str, Tensor], padding_idx: int) -> AnyTable:
+        """A new table that stores entries of the same shapes.
+
+        Args:
+            entries: a tensor for each of :attr:`entries`.
+            padding_idx: as for the constructor.
+        """
+        return cls(*cls.stored_shape(entries), padding_idx)
+
+    def factor_exactly(self, weight: Tensor, name: str) -> Dict[str, Tensor]:
+        """:meth:`factor` of a matrix, shape (N, d), that this table can equal.
+
+        Raises:
+            CheckpointError: the kind is not :attr:`exact`, and comes near only.
+            DataError: infinity or NaN in ``weight``.
+        """
+        entries = self.factor(weight)
+        if not self.exact:
+            rows = torch.arange(len(weight), device=weight.device)
+            apart = sum(
+                float((self.dense_rows(entries, some, weight.dtype) - weight[some]).square().sum())
+                for some in rows.split(BLOCK_ROWS)
+            )
+            if apart > _AS_FAR * float(weight.square().sum()):
+                share = (apart / float(weight.square().sum())) ** 0.5
+                raise CheckpointError(
+                    f"{name} to equal a {self.kind} table",
+                    f"a matrix of which the nearest one is {share:.0%} of its norm away",
+                    "Use a kind of table that equals any matrix, such as a plain one.",
+                )
+        return entries
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -349,7 +391,8 @@ class FactoredEmbedding(Table):
         remedy = "Use the dictionary and the embedding dimension of that checkpoint."
         check_shape(f"{name}.weight of the checkpoint", weight, shape, remedy)
         check_finite(weight, f"{name}.weight of the checkpoint", CheckpointError)
-        for key, value in self.factor(widened(weight)).items():
+        made = self.factor_exactly(widened(weight), f"{name}.weight of the checkpoint")
+        for key, value in made.items():
             state_dict[f"{name}.{key}"] = value
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

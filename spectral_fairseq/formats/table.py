@@ -75,8 +75,7 @@ def read_table(
     uncounted = sorted({PADDING_ROW} if excluded is None else {*excluded})
     left_out = torch.tensor([row for row in uncounted if row < count], dtype=torch.long)
     words = count - len(left_out)
-    # No memory is taken for the rows before: a file may declare any number of rows without numbers.
-    if dim < 1 or words < dim:
+    if words < dim:
         raise DataError(
             f"at least as many words as dimensions (N >= d) in {choice.names[0]} of {stored.name}",
             f"N = {words} words, padding and made-up rows left out, and d = {dim}",

@@ -16,7 +16,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.embeddings.entries import entries_by_module, kind_of, same_table
-from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, listed
+from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
 from spectral_fairseq.formats.config import (
     shares_by_default,
     shares_output,
@@ -110,6 +110,7 @@ def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
     Raises:
         CheckpointError: no table is found, none fits, or several do; or the table is stored in a
             form that is not read, not stored here, or in two copies that differ.
+        DataError: its rows have no numbers.
     """
     matrices = Matrices(stored)
     tables = matrices.tables
@@ -123,7 +124,10 @@ def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
         _check_asked(matrices, wanted)
         names = matrices.named(wanted)
     _check_not_adapted(matrices, names, wanted)
-    rows, _ = matrices.shape(names[0])
+    rows, dim = matrices.shape(names[0])
+    if dim < 1:  # a file may declare any number of rows without numbers
+        found = f"{rows:,} rows of {dim} numbers"
+        raise DataError(f"vectors of numbers in {names[0]} of {stored.name}", found, CHOOSE)
     if has_output(tables):
         output = STORED
     elif unread:

@@ -54,6 +54,20 @@ def test_the_declared_entries_are_what_is_stored(kind):
 
 
 @every_kind
+def test_what_readers_ask_of_a_kind_at_a_usual_size(kind):
+    """Files are read, exported and averaged by what the kind declares, not by its first entry."""
+    weight = dense(90, 64).double()
+    stored = kind(90, 64, PAD).double().factor(weight)
+    assert kind.stored_shape(stored) == (90, 64)
+    again = kind.rebuilt(stored, PAD).double().factor_exactly(weight, "the table")
+    assert {name: value.shape for name, value in again.items()} == {
+        name: value.shape for name, value in stored.items()
+    }
+    assert kind.exact
+    assert_equals(kind, kind.dense_rows(again, torch.arange(90), torch.float64), weight)
+
+
+@every_kind
 def test_the_declared_options_are_arguments_with_the_same_defaults(kind):
     parameters = inspect.signature(kind).parameters
     given = arguments(kind.options, type("Config", (), {o.name: o.default for o in kind.options}))

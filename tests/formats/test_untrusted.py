@@ -9,6 +9,8 @@ import zipfile
 import pytest
 import torch
 
+from spectral_fairseq.analysis import analyze
+from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.formats.opening import open_model
 from tests.checkpoints.made import Payload
@@ -154,3 +156,45 @@ def test_an_index_of_other_files(tmp_path):
     index.write_text(json.dumps({"weight_map": known}))
     with pytest.raises(CheckpointError, match="as its index says"):
         dict(open_model(tmp_path).tensors)
+
+
+ATTRIBUTES = ["dim", "numel", "size", "detach", "is_floating_point", "placements", "to_local"]
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.parametrize("holder", [None, "model", "fairseq"])
+def test_attributes_that_a_file_sets_on_a_parameter_hide_no_method(holder, name, tmp_path):
+    parameter = torch.nn.Parameter(TABLE)
+    setattr(parameter, name, 5)
+    state = {"lm_head.weight": parameter}
+    state = {"model": state, "extra_state": {}, "args": None} if holder == "fairseq" else state
+    torch.save({"model": state} if holder == "model" else state, tmp_path / "file.pt")
+    (table,) = open_model(tmp_path / "file.pt").tensors.values()
+    assert torch.equal(table, TABLE) and table.shape == TABLE.shape
+    assert analyze(tmp_path / "file.pt").scalars()["mean_cosine"] is not None
+
+
+def of_no_numbers(form, rows, path):
+    if form == "safetensors":
+        path.write_bytes(safetensors_bytes({"wte": entry([rows, 0], 0, 0)}, data=b""))
+    elif form == "torch":
+        torch.save({"wte.weight": torch.zeros(rows, 0)}, path)
+    elif form == "factors":
+        stored = dict.fromkeys(SVDEmbedding.entries, torch.zeros(0, 0))
+        stored[SVDEmbedding.entries[0]] = torch.zeros(rows, 0)
+        torch.save({f"wte.{name}": value for name, value in stored.items()}, path)
+    else:
+        array = npy_bytes(f"({rows}, 0)", data=b"")
+        path.write_bytes(array if form == "npy" else npz_bytes(array))
+
+
+@pytest.mark.parametrize("rows", [1 << 28, 1 << 40])
+@pytest.mark.parametrize("form", ["safetensors", "torch", "factors", "npy", "npz"])
+def test_rows_without_numbers_take_no_memory(form, rows, tmp_path):
+    """104 bytes took 2.3 GB, 112 ended in a traceback."""
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+    of_no_numbers(form, rows, tmp_path / "file")
+    for options in ({}, {"counts": [1.0]}):
+        with pytest.raises((CheckpointError, DataError), match="vectors of numbers|fit together"):
+            analyze(tmp_path / "file", **options)

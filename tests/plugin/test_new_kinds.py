@@ -95,7 +95,9 @@ def main():
     torch.testing.assert_close(found.weight, table.weight.detach())
     collapsed = collapse_tables(stored)["decoder.embed_tokens.weight"]
     torch.testing.assert_close(collapsed, table.weight.detach())
-    torch.testing.assert_close(stored_form(ScaledEmbedding, collapsed)["M"], collapsed.double())
+    like = {"M": table.M, "f": table.f}
+    made = stored_form(ScaledEmbedding, collapsed, like, "the table")
+    torch.testing.assert_close(made["M"], collapsed.double())
     try:
         build_model(task).load_state_dict(stored)
     except CheckpointError as error:
