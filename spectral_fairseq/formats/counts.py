@@ -69,11 +69,8 @@ def with_counts(
     Raises:
         DataError: they do not belong to the table, or are no counts.
     """
-    named = words
-    if words is None:
-        words = WordList(None, [f"row {row}" for row in range(rows)], [], list(uncounted))
     if isinstance(counts, Mapping):
-        if named is None:
+        if words is None:
             raise DataError(
                 f"the words of the table, to which {source} gives counts",
                 "a model without a vocabulary",
@@ -86,11 +83,14 @@ def with_counts(
     else:
         # Arrays and tensors have numbers of their own kinds.
         values = counts.tolist() if hasattr(counts, "tolist") else list(counts)
-        counted = set(range(rows)) - set(words.uncounted_rows())
-        if not max(counted, default=-1) < len(values) <= rows:
+        left_out = {*(uncounted if words is None else words.uncounted_rows())}
+        last = next((row for row in range(rows - 1, -1, -1) if row not in left_out), -1)
+        if not last < len(values) <= rows:
             there = str(len(values))
             raise DataError(f"a count for each of {rows} rows in {source}", there, "Count all.")
         values += [0] * (rows - len(values))
+    if words is None:  # here, where there are as many counts: a file may declare any number of rows
+        words = WordList(None, [f"row {row}" for row in range(rows)], [], list(uncounted))
     wrong = next((value for value in values if not _is_count(value)), None)
     if wrong is not None:
         raise DataError(

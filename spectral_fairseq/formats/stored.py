@@ -27,6 +27,11 @@ WordFinder = Callable[[str, int], Tuple[Optional[WordList], str]]
 _Named = TypeVar("_Named")
 
 
+def find_no_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:  # noqa: ARG001
+    """What :attr:`Stored.find_words` is for a model that stores none."""
+    return None, "none given, and the model stores no words"
+
+
 @dataclass
 class Stored:
     """What a file, a folder or a model in memory holds.
@@ -61,7 +66,7 @@ class Stored:
     epoch: Optional[int] = None
     updates: Optional[int] = None
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
-    find_words: WordFinder = lambda *_: (None, "none given, and the model stores no words")
+    find_words: WordFinder = find_no_words
     uncounted: List[int] = field(default_factory=list)
     only_input: Optional[str] = None
     remark: str = ""

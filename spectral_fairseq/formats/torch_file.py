@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.dictionary import find_dictionary
+from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.tensors import check_model
@@ -21,7 +21,7 @@ from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.formats.parts import check_saved_whole
 from spectral_fairseq.formats.state_dicts import state_dict_of
-from spectral_fairseq.formats.stored import Stored, Unread
+from spectral_fairseq.formats.stored import Stored, Unread, find_no_words
 
 # Of its present form, which is a zip archive, and of the one before.
 _STARTS = (b"PK\x03\x04", b"\x80")
@@ -66,7 +66,16 @@ def read(path: Path) -> Stored:
         return _of_training(stored, whole, model.get("_name") or model.get("arch"))
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
-    return replace(stored, settings=padded)
+    return replace(stored, settings=padded, find_words=partial(_words_beside, state))
+
+
+def _words_beside(state: Any, table: str, rows: int) -> Tuple[Optional[WordList], str]:
+    """Words that are stored in a list with one for each row, as torchtext stores ``itos``."""
+    entries = state.values() if isinstance(state, dict) else state
+    for words in entries if isinstance(state, (dict, list, tuple)) else ():
+        if isinstance(words, list) and len(words) == rows and set(map(type, words)) == {str}:
+            return WordList(None, list(words), [0] * rows, []), "stored with the vectors"
+    return find_no_words(table, rows)
 
 
 def _of_training(stored: Stored, checkpoint: Dict[str, Any], arch: Any) -> Stored:

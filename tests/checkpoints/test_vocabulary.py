@@ -308,6 +308,13 @@ def test_a_list_of_counts_that_leaves_out_a_row_before_the_last_word_is_refused(
         with_counts(words, [1, 7, 3], 5, "counts")
 
 
+def test_no_memory_is_taken_for_the_rows_that_a_file_declares():
+    """A file of a hundred bytes may declare any number of rows without numbers."""
+    for counts in ([7, 3], {"a": 1}):
+        with pytest.raises(DataError, match="counts"):
+            with_counts(None, counts, 2**60, "counts.txt")
+
+
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
 def test_counts_from_python(kind):
     assert with_counts(None, kind([7, 3, 0]), 3, "the given counts").counts == [7, 3, 0]

@@ -295,3 +295,19 @@ def test_a_text_without_words_is_refused(form, delimiter, tmp_path):
 def test_whole_numbers_are_names_of_nodes(tmp_path):
     (tmp_path / "nodes.txt").write_text("".join(f"{row} 0.5 {row}.25\n" for row in range(9)))
     assert open_model(tmp_path / "nodes.txt").tensors["vectors"].shape == (9, 2)
+
+
+@pytest.mark.parametrize("form", ["tuple", "mapping"])
+def test_words_that_are_stored_beside_vectors(form, tmp_path):
+    """torchtext keeps its vectors so."""
+    weight = TABLE.clone()
+    weight[7] = 0
+    kept = {"itos": WORDS, "stoi": dict(zip(WORDS, range(30))), "vectors": weight, "dim": 4}
+    torch.save(tuple(kept.values()) if form == "tuple" else kept, tmp_path / "cache.pt")
+    report = analyze(tmp_path / "cache.pt", words=["w3"]).to_dict()["checkpoints"][0]
+    assert [one["word"] for one in report["untrained"]] == ["w7"]
+    assert report["table"]["words"] == 30 and "stored with" in report["dictionary"]["remark"]
+    kept["itos"] = WORDS[:-1]
+    torch.save(kept, tmp_path / "other.pt")
+    report = analyze(tmp_path / "other.pt").to_dict()["checkpoints"][0]
+    assert report["untrained"][0]["word"] is None
