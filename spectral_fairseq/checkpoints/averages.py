@@ -176,9 +176,9 @@ class _First:
     def stored(self, means: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """The inverse of :meth:`terms`, in the types of this checkpoint."""
         for module, kind in self._kinds.items():
-            like = {entry: self.tensors[f"{module}.{entry}"] for entry in kind.entries}
+            stored = {entry: self.tensors[f"{module}.{entry}"] for entry in kind.entries}
             mean = means[f"{module}.{kind.entries[0]}"]
-            entries = stored_form(kind, mean, like, f"the average of {module}")
+            entries = stored_form(kind, mean, stored, f"the average of {module}")
             for entry in set(kind.entries) - kind.settings:  # settings are averaged as they are
                 means[f"{module}.{entry}"] = entries[entry]
         like = self.tensors

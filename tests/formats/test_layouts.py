@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from spectral_fairseq.formats.config import shares_by_default, shares_output
 from spectral_fairseq.formats.memory import open_memory
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.formats.table import read_table
@@ -50,3 +51,20 @@ def test_a_model_in_several_files(transformers, tmp_path):
     opened = open_model(tmp_path)
     assert torch.equal(opened.tensors["lm_head.weight"], model.lm_head.weight)
     assert opened.file_of("lm_head") != opened.file_of("model.embed_tokens")
+
+
+# Classes of which some share the output layer by their own default, and some do not.
+CLASSES = (
+    "Bart Bert Bloom Falcon GPT2 GPTJ GPTNeo GPTNeoX Gemma Llama MBart Marian Mistral Mixtral OPT "
+    "Pegasus Phi3 Qwen2 Roberta StableLm T5 XGLM"
+).split()
+ENDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
+
+
+@pytest.mark.parametrize("stem", CLASSES)
+def test_silent_settings_have_the_default_of_the_class(transformers, stem):
+    config = getattr(transformers, f"{stem}Config")()
+    names = [f"{stem}{end}" for end in ENDS if hasattr(transformers, f"{stem}{end}")]
+    for name in names:
+        assert shares_by_default({"architectures": [name]}) is config.tie_word_embeddings, name
+    assert shares_output({"architectures": names}) is None

@@ -1,15 +1,28 @@
 """Which table a checkpoint has, read from every form of storage."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
+from spectral_fairseq.embeddings.entries import same_table
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.formats import which_table
 from spectral_fairseq.heads import MixtureOfSoftmaxes
 from spectral_fairseq.training import mixture_
-from tests.checkpoints.made import NAME, chosen, cone, entries, extracted, matrices, with_padding
+from tests.checkpoints.made import (
+    NAME,
+    chosen,
+    cone,
+    entries,
+    extracted,
+    matrices,
+    save,
+    with_padding,
+)
 
 
 @pytest.mark.parametrize("kind", [table.kind for table in TABLES])
@@ -266,3 +279,127 @@ def test_the_tables_that_are_listed_are_those_that_are_counted():
     assert error.value.found == (
         "2: lm_head, plain, 120 x 8; embed_out, plain, 120 x 8 (others: wte, plain, 120 x 8)"
     )
+
+
+def rows(seed, count=120, dim=8):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+# Matrices of models, the one that is measured, and what the report says of the output layer.
+_NONE = "No output layer is stored: it shares a table, or there is none."
+_BY_NAME = {
+    "Nematus": (
+        {"Wemb": rows(0), "Wemb_dec": rows(1), "ff_logit_W": rows(2).t(), "ff_logit_b": rows(3)[0]},
+        "ff_logit_W",
+        "the table of the output layer",
+    ),
+    "Nematus, of other sizes": (
+        {"Wemb": rows(0, 90), "Wemb_dec": rows(1), "ff_logit_W": rows(2).t()},
+        "ff_logit_W",
+        "the table of the output layer",
+    ),
+    "Nematus, tied": (
+        {"Wemb": rows(0), "Wemb_dec": rows(1), "ff_logit_b": rows(3)[0]},
+        "Wemb_dec",
+        "the table of the decoder's input. " + _NONE,
+    ),
+    "Nematus by TensorFlow": (
+        {
+            "encoder/embedding/embeddings": rows(0),
+            "decoder/embedding/embeddings": rows(1),
+            "decoder/next_word_predictor/hidden_to_logits/W": rows(2).t(),
+        },
+        "decoder.next_word_predictor.hidden_to_logits.W",
+        "the table of the output layer",
+    ),
+    "t5x": (
+        {
+            "target/token_embedder/embedding": rows(0),
+            "target/decoder/logits_dense/kernel": rows(1).t(),
+        },
+        "target.decoder.logits_dense.kernel",
+        "the table of the output layer",
+    ),
+    "BERT of TensorFlow": (
+        {"bert/embeddings/word_embeddings": rows(0), "bert/pooler/dense/kernel": rows(1, 8)},
+        "bert.embeddings.word_embeddings",
+        "the table of the input. " + _NONE,
+    ),
+    "a transducer": (
+        {"predictor.embed.weight": rows(0), "joint_net.2.weight": rows(1, 125)},
+        "predictor.embed",
+        "it may be joint_net.2 (choose with --table)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", _BY_NAME)
+def test_the_table_and_what_is_said_of_the_output_layer(form):
+    tensors, name, said = _BY_NAME[form]
+    (found,) = analyze(tensors).to_dict()["checkpoints"]
+    assert found["table"]["name"] == name and said in found["table"]["choice"]
+
+
+@pytest.mark.parametrize("name", ["bert/embeddings/word_embeddings", "embeddings/word", "bert"])
+def test_a_name_with_slashes_is_chosen_by_either_spelling(name):
+    tensors = _BY_NAME["BERT of TensorFlow"][0]
+    for wanted in (name, name.replace("/", ".")):
+        assert chosen(tensors, wanted) == ["bert.embeddings.word_embeddings"]
+
+
+def test_a_file_beside_may_hold_the_output_layer(tmp_path):
+    """MLX numbers its files so, without an index."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file({"model.embed_tokens.weight": rows(0)}, tmp_path / "weights.00.safetensors")
+    save_file({"lm_head.weight": rows(1)}, tmp_path / "weights.01.safetensors")
+    (found,) = analyze(tmp_path / "weights.00.safetensors").to_dict()["checkpoints"]
+    assert "weights.01.safetensors beside it may hold one" in found["table"]["choice"]
+    (found,) = analyze(tmp_path / "weights.01.safetensors").to_dict()["checkpoints"]
+    assert found["table"]["choice"] == "Measured: lm_head, the table of the output layer."
+
+
+_TYPES = [(torch.bfloat16, torch.float32), (torch.float16, torch.float64)]
+
+
+@pytest.mark.parametrize("narrow, wide", _TYPES)
+@pytest.mark.parametrize("tied", [True, None])
+def test_a_copy_in_another_type_with_the_same_numbers_is_the_same_table(
+    tied, narrow, wide, tmp_path
+):
+    """peft's prepare_model_for_kbit_training writes the output layer of a tied model in float32."""
+    table = rows(0).to(narrow)
+    tensors = {"model.embed_tokens.weight": table, "lm_head.weight": table.to(wide)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    (found,) = analyze(tmp_path).to_dict()["checkpoints"]
+    assert found["table"]["names"] == ["model.embed_tokens", "lm_head"]
+    # Rounded numbers are others.
+    tensors["lm_head.weight"] = rows(0).to(wide)
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    if tied:
+        with pytest.raises(CheckpointError, match="different values"):
+            analyze(tmp_path)
+
+
+def test_fairseqs_shared_copies_may_have_several_types(tmp_path):
+    table = rows(0).half()
+    names = ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
+    model = {"_name": "transformer_lm", "share_decoder_input_output_embed": True}
+    path = save(tmp_path / "a.pt", dict(zip(names, (table, table.float()))), model=model)
+    assert len(analyze(path).to_dict()["checkpoints"][0]["table"]["names"]) == 2
+
+
+def test_many_tables_are_compared_only_where_they_may_be_equal(monkeypatch):
+    """Each of 30,000 was compared with all others."""
+    compared = []
+
+    def counted(table, other):
+        compared.append(1)
+        return same_table(table, other)
+
+    monkeypatch.setattr(which_table, "same_table", counted)
+    tensors = {f"block_{n}.embed_tokens.weight": rows(n, 8, 2) for n in range(2000)}
+    tensors["copy.embed_tokens.weight"] = tensors["block_7.embed_tokens.weight"].clone()
+    found = matrices(tensors).tables
+    assert len(found) == 2000 and ["block_7.embed_tokens", "copy.embed_tokens"] in found
+    assert len(compared) < 50
