@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import cache
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -63,28 +64,56 @@ def _has_fused_adam() -> bool:
     return True
 
 
-def _can_be_fused(group: Dict[str, Any]) -> bool:
-    """Whether all gradients of a group are as wide as their parameters, and lie on a CPU."""
-    stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
-    # torch's fused step goes through the memory of all four tensors alike, whatever their strides.
-    # With a second decay rate of 1 the correction of the bias is 0: fairseq makes no step then.
-    has_correction = group["betas"][1] < 1 and not group.get("amsgrad", False)
-    return has_correction and all(
-        parameter.device.type == "cpu"
-        and parameter.dtype in (torch.float32, torch.float64)
-        and parameter.grad.dtype == parameter.dtype
-        and parameter.grad.layout == torch.strided
-        and parameter.is_contiguous()
-        and parameter.grad.is_contiguous()
-        for parameter in stepped
-    )
+# Of each optimiser, the number type of every group that may be stepped in one pass, or None.
+_number_types: WeakKeyDictionary[Any, List[Optional[torch.dtype]]] = WeakKeyDictionary()
+
+
+def _types_of_groups(optimizer: Any) -> List[Optional[torch.dtype]]:
+    """Decide once for each group whether its parameters allow steps in one pass."""
+    known = _number_types.get(optimizer, [])
+    if len(known) != len(optimizer.param_groups):
+        known = [_type_of(group) for group in optimizer.param_groups]
+        _number_types[optimizer] = known
+    return known
+
+
+def _type_of(group: Dict[str, Any]) -> Optional[torch.dtype]:
+    """The one number type of a group's parameters; None if a step of fairseq's own is needed.
+
+    torch's fused step goes through the memory of all four tensors alike, whatever their strides.
+    """
+    parameters = group["params"]
+    types = {parameter.dtype for parameter in parameters}
+    if len(types) != 1 or not types <= {torch.float32, torch.float64} or not _has_fused_adam():
+        return None
+    fit = all(p.device.type == "cpu" and p.is_contiguous() for p in parameters)
+    return types.pop() if fit else None
+
+
+def _gradients_fit(group: Dict[str, Any], number_type: Optional[torch.dtype]) -> bool:
+    """Whether the gradients of this update lie in memory as the parameters of the group do.
+
+    With a second decay rate of 1 the correction of the bias is 0: fairseq makes no step then.
+    """
+    if number_type is None or group.get("amsgrad", False) or not group["betas"][1] < 1:
+        return False
+    for parameter in group["params"]:
+        gradient = parameter.grad
+        if gradient is not None and not (
+            gradient.dtype == parameter.dtype == number_type
+            and gradient.is_cpu
+            and gradient.layout == torch.strided
+            and gradient.is_contiguous()
+        ):
+            return False
+    return True
 
 
 @wrapping
 def _stepping(self: Any, closure: Any = None, *, original: Callable[..., Any]) -> Any:
     """Step in one pass where all parameters allow it, and leave the state as fairseq has it."""
     groups = self.param_groups
-    if closure is not None or not _has_fused_adam() or not all(map(_can_be_fused, groups)):
+    if closure is not None or not all(map(_gradients_fit, groups, _types_of_groups(self))):
         return original(self, closure)
     for group in groups:
         by_step: Dict[int, List[Tensor]] = defaultdict(list)

@@ -102,6 +102,21 @@ def test_tensors_that_lie_in_memory_otherwise_are_stepped_alike(turned):
         assert torch.allclose(mine, theirs, rtol=1e-13, atol=1e-13)
 
 
+def test_a_model_that_changes_its_numbers_is_stepped_as_fairseq_does():
+    """Whether a group may be stepped in one pass is decided once, and looked at again."""
+    (ours, _), (same, _) = adams(torch.float32, **OPTIONS), adams(torch.float32, **OPTIONS)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        for optimizer in (ours, same):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.data = parameter.data.to(dtype)
+                parameter.grad = None
+        gradients_for(ours, same)
+        ours.step()
+        bare_step(same)
+    for mine, theirs in zip(ours.param_groups[0]["params"], same.param_groups[0]["params"]):
+        assert mine.dtype == theirs.dtype and torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("change", ["bfloat16", "amsgrad", "betas", "closure", "torch"])
 def test_what_cannot_be_fused_is_stepped_by_fairseq(change, monkeypatch):
     def refuse(*_, **__):
