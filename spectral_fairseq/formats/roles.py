@@ -9,6 +9,7 @@ names of the modules that hold each.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spectral_fairseq.methods.output_layers import output_names
@@ -31,6 +32,9 @@ class Role(NamedTuple):
     inside: bool = True
     sure: bool = False
 
+
+# Several rules ask for the same name, and a model may have tens of thousands.
+_remembered = lru_cache(maxsize=1 << 16)
 
 # Modules that are, or contain, an input table, and names that other modules have as well.
 _INPUTS = (
@@ -76,6 +80,7 @@ def _is_own(part: str) -> bool:
     return role is not None and not role.inside
 
 
+@_remembered
 def role_of(name: str) -> Optional[Role]:
     """The role of a module or a bare matrix by the parts of its name; None for other names."""
     *outer, last = name.split(".")
@@ -131,6 +136,7 @@ def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] =
     return fitting
 
 
+@_remembered
 def in_layers(name: str) -> bool:
     """Whether a module is a part of a numbered one, by its name: ``h.3.mlp.fc_out`` is."""
     *outer, _ = name.split(".")
@@ -180,6 +186,7 @@ def is_in_pieces(key: str) -> bool:
     return any(part in ROLES and ROLES[part].use == PIECE for part in key.split("."))
 
 
+@_remembered
 def adapted(name: str) -> str:
     """The module that an entry of an adapter, such as LoRA's, changes; empty for other entries."""
     parts = name.split(".")

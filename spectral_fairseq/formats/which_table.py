@@ -350,7 +350,8 @@ class Matrices:
                 self._described(self.tables) or "none with a name that such tables usually have",
                 f"{CHOOSE} Its matrices are {named}.",
             )
-        others = self._described([names for names in self.tables if names not in fitting])
+        these = {names[0] for names in fitting}
+        others = self._described([names for names in self.tables if names[0] not in these])
         found = f"{len(fitting)}: {self._described(fitting)}" + (others and f" (others: {others})")
         return CheckpointError(f"one table to measure in {where}", found, CHOOSE)
 
