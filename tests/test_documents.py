@@ -75,7 +75,8 @@ PYTHON = {
         text for language, text in FENCED.findall(path.read_text("utf-8")) if language == "python"
     ]
     for path in DOCUMENTS
-    if path.name != "adding_a_penalty.md"  # tests/plugin/test_adding_a_penalty.py follows that page
+    # tests/plugin/test_adding_a_penalty.py and tests/formats/test_adding_a_format.py follow these.
+    if path.name not in ("adding_a_penalty.md", "adding_a_format.md")
 }
 PYTHON = {path: blocks for path, blocks in PYTHON.items() if blocks}
 # A fork of a process that has imported torch starts without the import's second.

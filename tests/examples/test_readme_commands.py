@@ -18,11 +18,12 @@ from tests.slurm import write_slurm
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-# tests/plugin/test_adding_a_penalty.py runs the commands of this page, on files that it describes.
-FOLLOWED_ELSEWHERE = ROOT / "docs" / "adding_a_penalty.md"
+# test_adding_a_penalty.py and test_adding_a_format.py of the rooms run the commands of
+# these pages, on files that they describe.
+FOLLOWED_ELSEWHERE = {ROOT / "docs" / f"adding_a_{what}.md" for what in ("penalty", "format")}
 READMES = [
     ROOT / "README.md",
-    *sorted(set((ROOT / "docs").glob("*.md")) - {FOLLOWED_ELSEWHERE}),
+    *sorted(set((ROOT / "docs").glob("*.md")) - FOLLOWED_ELSEWHERE),
     *sorted((ROOT / "examples").rglob("*.md")),
     *sorted((ROOT / "studies").rglob("*.md")),
 ]
