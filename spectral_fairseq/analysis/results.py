@@ -16,7 +16,6 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.formats.counts import Counts, read_counts, with_counts
 from spectral_fairseq.formats.memory import open_memory
@@ -24,6 +23,7 @@ from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import StoredTable, read_table
 from spectral_fairseq.formats.which_table import Choice, choose
+from spectral_fairseq.formats.words import words_of
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 

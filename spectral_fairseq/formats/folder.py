@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Dict
 
 from spectral_fairseq.checkpoints.reading import read_json_object
-from spectral_fairseq.checkpoints.vocabulary import words_beside
 from spectral_fairseq.formats.config import padding_rows
 from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.formats.words import words_beside
 
 
 def with_neighbours(stored: Stored, folder: Path, name: str) -> Stored:

@@ -9,14 +9,14 @@ import torch
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.vocabulary import (
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.formats.counts import read_counts, with_counts
+from spectral_fairseq.formats.words import (
     fitted,
     is_dictionary,
     read_vocabulary,
     vocabulary_file,
 )
-from spectral_fairseq.errors import DataError
-from spectral_fairseq.formats.counts import read_counts, with_counts
 from tests.checkpoints.made import save_dictionary
 
 TOKENS = ["<pad>", "a", "\u2581b", "c"]

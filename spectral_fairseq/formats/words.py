@@ -48,6 +48,7 @@ from spectral_fairseq.errors import (
     needs_extra,
 )
 from spectral_fairseq.files import check_file, read_text, why_not_readable
+from spectral_fairseq.formats.stored import Stored
 
 # In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
 # come with it (XLM-R, mBART, NLLB) are numbered differently, and only tokenizer.json knows how.
@@ -333,7 +334,7 @@ def _from_pieces(path: Path) -> WordList:
 
 
 def words_of(
-    opened: Any, table: str, rows: int, given: Optional[Union[str, Path]]
+    opened: Stored, table: str, rows: int, given: Optional[Union[str, Path]]
 ) -> Tuple[Optional[WordList], str]:
     """The words of a table, if they are known, and a remark on where they are from.
 
