@@ -11,10 +11,18 @@ from typing import Any, ContextManager, Mapping, Optional, Tuple
 import torch
 
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.commands.export_plain import plain_checkpoint
+from spectral_fairseq.commands.export_plain import check_known_elsewhere, plain_checkpoint
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.errors import NoEquivalentError, check_choice, needs_extra
 
+# Flags that fairseq's language models ignore and the converter does not, and the names of what a
+# model stores that obeys them.
+_SCALES = {
+    "scale_attn": "attn_ln",
+    "scale_fc": "ffn_layernorm",
+    "scale_heads": "c_attn",
+    "scale_resids": "w_resid",
+}
 _ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
 
 
@@ -31,15 +39,15 @@ def write_ctranslate2(
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
     if quantization is not None:
         check_choice("`quantization`", quantization, ACCEPTED_MODEL_TYPES)
+    wanted = "a model that CTranslate2's converter of fairseq takes"
+    check_known_elsewhere(checkpoint_settings(checkpoint, "model"), wanted)
     plain = plain_checkpoint(checkpoint)
     cfg = plain["cfg"]
-    if cfg["model"].get("cross_self_attention"):  # which the converter ignores
-        wanted, found = "a decoder with two attentions, for CTranslate2", "--cross-self-attention"
-        raise NoEquivalentError(wanted, found, _ANOTHER_FORMAT)
+    absent = [flag for flag, name in _SCALES.items() if not any(name in k for k in plain["model"])]
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
     names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
-    flags = {**task, **cfg["model"], **names}
+    flags = {**task, **cfg["model"], **names, **dict.fromkeys(absent, False)}
     plain["cfg"] = {**cfg, "model": Namespace(**flags)}
     source, target = languages or (None, None)
     with tempfile.TemporaryDirectory() as work:
@@ -51,7 +59,6 @@ def write_ctranslate2(
             with _namespaces_allowed():
                 converter.convert(str(folder), quantization=quantization, force=True)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            wanted = "a model that CTranslate2's converter of fairseq takes"
             raise NoEquivalentError(
                 wanted, " ".join(str(error).split()), _ANOTHER_FORMAT
             ) from error

@@ -14,6 +14,7 @@ from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import (
     LogitCheck,
     build_model,
+    check_known_elsewhere,
     different_logits,
     for_logits,
     plain_checkpoint,
@@ -69,17 +70,6 @@ class Layout:
     name: str
     config: Dict[str, Any]
     tensors: Dict[str, Tensor]
-
-
-# Flags of models that share tensors' names with a layout, or that cannot be built without data.
-_REFUSED_FLAGS = (
-    "adaptive_input",
-    "adaptive_softmax_cutoff",
-    "character_embeddings",
-    "char_inputs",
-    "cross_self_attention",
-    "no_cross_attention",
-)
 
 
 class _Side:
@@ -279,7 +269,7 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     flags = checkpoint_settings(checkpoint, "model")
-    _refuse(["--" + name.replace("_", "-") for name in _REFUSED_FLAGS if flags.get(name)])
+    check_known_elsewhere(flags, "a model that a layout of transformers can represent")
     plain = plain_checkpoint(checkpoint)
     task = task_like(plain["model"])
     model = build_model(plain, task)

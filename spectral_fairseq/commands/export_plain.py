@@ -227,6 +227,33 @@ def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCh
     return check
 
 
+# What no other format has; or what cannot be built without data.
+_OF_FAIRSEQ_ALONE = (
+    "adaptive_input",
+    "adaptive_softmax_cutoff",
+    "character_embeddings",
+    "char_inputs",
+    "cross_self_attention",
+    "no_cross_attention",
+)
+
+
+def check_known_elsewhere(flags: Mapping[str, Any], wanted: str) -> None:
+    """Refuse a model of a kind that only fairseq has.
+
+    Args:
+        flags: of the model.
+        wanted: what the other format can represent.
+
+    Raises:
+        UnsupportedError: the flags name such a kind; another format than fairseq's is no remedy.
+    """
+    found = ["--" + name.replace("_", "-") for name in _OF_FAIRSEQ_ALONE if flags.get(name)]
+    if found:
+        remedy = "Try --to fairseq, or keep this checkpoint and use fairseq."
+        raise NoEquivalentError(wanted, f"one with {' and '.join(found)}", remedy)
+
+
 def different_logits(check: LogitCheck) -> CheckpointError:
     """The error for an exported model whose logits are not the original's."""
     return CheckpointError(
