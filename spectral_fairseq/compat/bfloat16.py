@@ -11,7 +11,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Callable, Optional
+
+import torch
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import clashing_flags
@@ -62,36 +66,64 @@ def evaluates(cfg: Any) -> bool:
     return bool(getattr(getattr(cfg, "common_eval", None), "path", None))
 
 
-@wrapping
-def prepared_in_bfloat16(
-    model: Any, cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
-) -> Any:
-    """Wrap ``BaseFairseqModel.prepare_for_inference_``, which gets the command's configuration."""
-    if evaluates(cfg) and cfg.common.bf16:
-        model.bfloat16()
-    return original(model, cfg, *args, **kwargs)
+_EVALUATING: ContextVar[bool] = ContextVar("a command that evaluates in bfloat16", default=False)
 
 
-@wrapping
-def loading_in_bfloat16(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    """Wrap ``call_main``, for ``fairseq-validate``, which does not prepare its models.
+def evaluate(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a command's ``main``, in bfloat16 if it evaluates with ``--bf16``.
 
-    Where fairseq starts workers itself, they validate in float32.
+    Args:
+        main: of fairseq's command.
+        cfg: its configuration.
+        args: for ``main``.
+        kwargs: for ``main``.
     """
-    from fairseq import checkpoint_utils
-
-    load = checkpoint_utils.load_model_ensemble_and_task
-
-    def load_in_bfloat16(*args: Any, **kwargs: Any) -> Any:
-        models, *others = load(*args, **kwargs)
-        return [model.bfloat16() for model in models], *others
-
-    if evaluates(cfg) and cfg.common.bf16:
-        checkpoint_utils.load_model_ensemble_and_task = load_in_bfloat16
+    token = _EVALUATING.set(evaluates(cfg) and bool(cfg.common.bf16))
     try:
-        return original(cfg, *args, **kwargs)
+        return main(cfg, *args, **kwargs)
     finally:
-        checkpoint_utils.load_model_ensemble_and_task = load
+        _EVALUATING.reset(token)
+
+
+@wrapping
+def calling(
+    cfg: Any, main: Callable[..., Any], *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Wrap ``call_main``, which runs ``main`` in this process or in workers that it starts."""
+    return original(cfg, partial(evaluate, main), *args, **kwargs)
+
+
+@wrapping
+def loading(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    """Wrap ``load_model_ensemble_and_task``, through which these commands load their models."""
+    models, *others = original(*args, **kwargs)
+    if _EVALUATING.get():
+        models = [model.bfloat16() for model in models]
+    return (models, *others)
+
+
+def narrowed(collate: Callable[..., Any], samples: Any) -> Any:
+    """A batch whose float32 numbers, such as those of speech, are bfloat16, as in training."""
+    from fairseq import utils
+
+    return utils.apply_to_sample(
+        lambda held: held.bfloat16() if held.dtype == torch.float32 else held, collate(samples)
+    )
+
+
+@wrapping
+def batching(
+    self: Any,
+    dataset: Any,
+    collate_fn: Any,
+    *args: Any,
+    original: Callable[..., None],
+    **kwargs: Any,
+) -> None:
+    """Wrap ``EpochBatchIterator.__init__``, through which these commands read their batches."""
+    if _EVALUATING.get():
+        collate_fn = partial(narrowed, collate_fn)
+    original(self, dataset, collate_fn, *args, **kwargs)
 
 
 BF16_EVALUATION = Patch(
@@ -99,10 +131,9 @@ BF16_EVALUATION = Patch(
     reason="fairseq-generate, -interactive, -eval-lm and -validate compute in float32 with --bf16.",
     install=replaces(
         {
-            "fairseq.models.fairseq_model:BaseFairseqModel.prepare_for_inference_": (
-                prepared_in_bfloat16
-            ),
-            "fairseq.distributed.utils:call_main": loading_in_bfloat16,
+            "fairseq.distributed.utils:call_main": calling,
+            "fairseq.checkpoint_utils:load_model_ensemble_and_task": loading,
+            "fairseq.data.iterators:EpochBatchIterator.__init__": batching,
         }
     ),
     unneeded=_unneeded_bf16_evaluation,

@@ -2,17 +2,20 @@
 
     --float32-products {auto,fast,torch}    default: auto
 
-fairseq's ``call_main`` runs every command, so the products are chosen around it, and are put
-back as they were found when it ends: two trainings in one process do not disturb each other. A
-training keeps the choice in its checkpoints, and one that is resumed on the same kind of
-processor takes it from there. ``fairseq-hydra-train`` loads the plugin within ``call_main``, and
-has no such flag: its trainer chooses as ``auto`` does.
+fairseq's ``call_main`` runs the ``main`` of every command, here or in workers that it starts. The
+products are chosen around ``main``, in the process that computes, and are put back as they were
+found when it ends: two trainings in one process do not disturb each other. A training keeps the
+choice in its checkpoints, and one that is resumed on the same kind of processor takes it from
+there. ``fairseq-hydra-train`` loads the plugin within ``call_main``, and has no such flag: its
+trainer chooses as ``auto`` does.
 """
 
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -35,20 +38,18 @@ class CommandOptions:
     float32_products: str = FLOAT32_PRODUCTS.field
 
 
-class _Choice:
-    """What holds in this process.
+class _Command:
+    """A command while it runs.
 
     Attributes:
-        asked: the value of the flag.
-        products: what it means here; ``None`` outside of a command.
+        products: how it multiplies; ``None`` before that is chosen.
     """
 
     def __init__(self) -> None:
-        self.asked = str(FLOAT32_PRODUCTS.default)
         self.products: Optional[Products] = None
         self._restore: Callable[[], None] = lambda: None
 
-    def apply(self, products: Products, common: Any) -> None:
+    def multiply(self, products: Products, common: Any) -> None:
         """Multiply as ``products`` says, and say so; on a CPU, keep freed memory too."""
         self.end()
         halves = any(getattr(common, name, False) for name in _HALVES)
@@ -63,8 +64,22 @@ class _Choice:
         self.products, self._restore = None, lambda: None
 
 
-CHOICE = _Choice()
+_RUNNING: ContextVar[Optional[_Command]] = ContextVar("the command that runs", default=None)
 _HALVES = ("fp16", "bf16", "memory_efficient_fp16", "memory_efficient_bf16")
+
+
+def running() -> _Command:
+    """The command that runs; one that began before the plugin was loaded begins here."""
+    command = _RUNNING.get()
+    if command is None:
+        command = _Command()
+        _RUNNING.set(command)
+    return command
+
+
+def asked(common: Any) -> str:
+    """The value of the flag."""
+    return str(getattr(common, FLOAT32_PRODUCTS.name, FLOAT32_PRODUCTS.default))
 
 
 def _on_cpu(common: Any) -> bool:
@@ -93,26 +108,44 @@ def _adding_flag(parser: Any, *args: Any, original: Callable[..., Any], **kwargs
 
 
 @wrapping
-def _remembering(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    """Keep the value of the flag, which no part of fairseq's configuration holds."""
-    parsed = original(*args, **kwargs)
-    args_of = parsed[0] if isinstance(parsed, tuple) else parsed
-    # fairseq-validate parses once more without defaults: no attribute then.
-    CHOICE.asked = getattr(args_of, FLOAT32_PRODUCTS.name, CHOICE.asked)
-    return parsed
+def _configuring(args: Any, *, original: Callable[..., Any]) -> Any:
+    """Wrap ``override_module_args``: the configuration, which workers receive, has the value."""
+    overrides, deletes = original(args)
+    value = getattr(args, FLOAT32_PRODUCTS.name, None)
+    if value is not None:
+        overrides.append(f"+common.{FLOAT32_PRODUCTS.name}={value}")
+    return overrides, deletes
+
+
+def run(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a command's ``main`` with the products that were asked for, in the process that computes.
+
+    Args:
+        main: of fairseq's command.
+        cfg: its configuration.
+        args: for ``main``.
+        kwargs: for ``main``.
+    """
+    command = _Command()
+    token = _RUNNING.set(command)
+    try:
+        on_cpu = _on_cpu(cfg.common)
+        if on_cpu or asked(cfg.common) == "fast":
+            command.multiply(choose_products(asked(cfg.common)), cfg.common)
+        if on_cpu and evaluates(cfg):
+            warn_of_slow_bfloat16(cfg.common)
+        return main(cfg, *args, **kwargs)
+    finally:
+        command.end()
+        _RUNNING.reset(token)
 
 
 @wrapping
-def _choosing(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    try:
-        if _on_cpu(cfg.common) or CHOICE.asked == "fast":
-            CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
-        if _on_cpu(cfg.common) and evaluates(cfg):
-            warn_of_slow_bfloat16(cfg.common)
-        return original(cfg, *args, **kwargs)
-    finally:
-        CHOICE.end()
-        CHOICE.asked = str(FLOAT32_PRODUCTS.default)
+def _calling(
+    cfg: Any, main: Callable[..., Any], *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Wrap ``call_main``, which runs ``main`` in this process or in workers that it starts."""
+    return original(cfg, partial(run, main), *args, **kwargs)
 
 
 CHOSEN_PRODUCTS = Patch(
@@ -122,8 +155,8 @@ CHOSEN_PRODUCTS = Patch(
     install=replaces(
         {
             "fairseq.options:add_dataset_args": _adding_flag,
-            "fairseq.options:parse_args_and_arch": _remembering,
-            "fairseq.distributed.utils:call_main": _choosing,
+            "fairseq.dataclass.utils:override_module_args": _configuring,
+            "fairseq.distributed.utils:call_main": _calling,
         }
     ),
 )
@@ -142,20 +175,20 @@ class ChosenProducts(Listener):
     def begin_training(self) -> None:
         """Choose where no command has, and warn of slow bfloat16."""
         common = self.trainer.cfg.common
-        if CHOICE.products is None:
-            CHOICE.apply(choose_products(CHOICE.asked), common)
+        if running().products is None:
+            running().multiply(choose_products(asked(common)), common)
         warn_of_slow_bfloat16(common)
 
     def save(self) -> Any:
         """The choice and the processor that it was made on."""
-        if CHOICE.products is None:
-            return None
-        return {"fast": CHOICE.products.fast, "processor": processor().name}
+        products = running().products
+        return products and {"fast": products.fast, "processor": processor().name}
 
     def load(self, saved: Any) -> None:
         """Go on as the checkpoint has it, unless the flag or the processor says otherwise."""
-        if CHOICE.asked != "auto" or not saved or saved["processor"] != processor().name:
+        common, products = self.trainer.cfg.common, running().products
+        if asked(common) != "auto" or not saved or saved["processor"] != processor().name:
             return
-        if CHOICE.products is None or CHOICE.products.fast != saved["fast"]:
-            products = Products(saved["fast"], "as in the checkpoint that training goes on from")
-            CHOICE.apply(products, self.trainer.cfg.common)
+        if products is None or products.fast != saved["fast"]:
+            reason = "as in the checkpoint that training goes on from"
+            running().multiply(Products(saved["fast"], reason), common)

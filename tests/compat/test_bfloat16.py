@@ -40,37 +40,38 @@ def test_two_kinds_of_half_precision(flags, bare, patched):
     assert all(flag in failure.message for flag in flags)
 
 
-def evaluated_in(flags):
-    """The types of a model that a command loads, and of one that it prepares."""
+def evaluated_in(flags, checkpoint):
+    """The types of a model that a command loads, and of a batch of numbers that it reads."""
     import torch
     from fairseq import checkpoint_utils, options
+    from fairseq.data.iterators import EpochBatchIterator
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.distributed import utils
-    from fairseq.models import BaseFairseqModel
-
-    class Model(BaseFairseqModel):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(2))
 
     def main(cfg):
-        ((loaded,), *_), prepared = checkpoint_utils.load_model_ensemble_and_task(["a.pt"]), Model()
-        prepared.prepare_for_inference_(cfg)
-        found.extend(str(model.weight.dtype) for model in (loaded, prepared))
+        (model,), *_ = checkpoint_utils.load_model_ensemble_and_task([checkpoint])
+        numbers = torch.utils.data.TensorDataset(torch.ones(2))
+        batches = EpochBatchIterator(numbers, lambda pairs: {"n": pairs[0][0]}, [[0], [1]])
+        batch = next(batches.next_epoch_itr())
+        found.extend([str(next(model.parameters()).dtype), str(batch["n"].dtype)])
 
     found = []
-    checkpoint_utils.load_model_ensemble_and_task = load = lambda paths: ([Model()], None, None)
     args = options.parse_args_and_arch(
         options.get_generation_parser(), ["data", "--task", "translation", "--cpu", *flags]
     )
     utils.call_main(convert_namespace_to_omegaconf(args), main)
-    assert checkpoint_utils.load_model_ensemble_and_task is load
+    main(None)  # what comes after the command
     return found
 
 
-def test_bfloat16_reaches_the_models_of_commands_that_evaluate(bare, patched):
+def test_bfloat16_reaches_models_and_numbers_of_commands_that_evaluate(
+    bare, patched, checkpoint, monkeypatch
+):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # or the bare one cannot load
     full, half = ["torch.float32"] * 2, ["torch.bfloat16"] * 2
-    bare.gives(full, evaluated_in, flags=["--bf16", "--path", "a.pt"])
-    patched.gives(half, evaluated_in, flags=["--bf16", "--path", "a.pt"])
-    patched.gives(full, evaluated_in, flags=["--path", "a.pt"])
-    patched.gives(full, evaluated_in, flags=["--bf16"])  # a training, or a model of the hub
+    call = {"function": evaluated_in, "checkpoint": str(checkpoint)}
+    evaluating = ["--bf16", "--path", "a.pt"]
+    bare.gives([*full, *full], **call, flags=evaluating)
+    patched.gives([*half, *full], **call, flags=evaluating)
+    patched.gives([*full, *full], **call, flags=["--path", "a.pt"])
+    patched.gives([*full, *full], **call, flags=["--bf16"])  # a training, or a model of the hub

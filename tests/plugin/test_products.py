@@ -12,7 +12,7 @@ from spectral_fairseq.functional.float32_products import CHOICES, Products, choo
 from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 from spectral_fairseq.plugin import products
-from spectral_fairseq.plugin.products import CHOICE, ChosenProducts
+from spectral_fairseq.plugin.products import ChosenProducts, running
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
 from tests.plugin.trainers import build_trainer
 
@@ -24,7 +24,7 @@ CFG = SimpleNamespace(common=SimpleNamespace(cpu=True))
 @pytest.fixture(autouse=True)
 def as_found(products_as_torch_comes):
     yield
-    CHOICE.end()
+    running().end()
 
 
 def test_a_training_says_what_it_does_and_a_resumed_one_goes_on_with_it(train):
@@ -61,10 +61,10 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     flash = getattr(torch.backends.cuda, "flash_sdp_enabled", lambda: None)  # torch 2.0
 
     def main(cfg):
-        seen.append((CHOICE.products, flash()))
+        seen.append((running().products, flash()))
 
     cfg = SimpleNamespace(
-        common=SimpleNamespace(cpu=True, tpu=False),
+        common=SimpleNamespace(cpu=True, tpu=False, float32_products="fast"),
         distributed_training=SimpleNamespace(
             distributed_init_method=None, distributed_world_size=1, pipeline_model_parallel=False,
             distributed_port=-1,
@@ -72,13 +72,13 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(distributed_utils, "infer_init_method", lambda _: None)
     monkeypatch.setattr(products, "keep_freed_memory", lambda: kept.append(True))
-    CHOICE.asked = "fast"
-    for _ in range(2):
-        distributed_utils.call_main(cfg, main)
+    distributed_utils.call_main(cfg, main)
+    del cfg.common.float32_products  # as of a program that makes its configuration itself
+    distributed_utils.call_main(cfg, main)
     assert [chosen.fast for chosen, _ in seen] == [True, False] and len(kept) == 2
     if has_flash_kernel():
         assert [enabled for _, enabled in seen] == [False, True]
-    assert CHOICE.products is None and flash() is not False
+    assert running().products is None and flash() is not False
 
 
 @pytest.mark.parametrize("saved, fast", [
@@ -87,7 +87,7 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     (None, False),
 ])  # fmt: skip
 def test_only_the_same_kind_of_processor_takes_the_choice_of_a_checkpoint(task, saved, fast):
-    CHOICE.apply(Products(False, "at first"), CFG.common)
+    running().multiply(Products(False, "at first"), CFG.common)
     listener = ChosenProducts(SimpleNamespace(cfg=CFG))
     listener.load(saved)
     assert listener.save() == {"fast": fast, "processor": processor().name}
@@ -105,14 +105,14 @@ def test_a_training_that_no_command_chose_for_keeps_freed_memory_too(monkeypatch
 def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog, flags, slow):
     found = processor()._replace(flags=frozenset(flags))
     monkeypatch.setattr(products, "processor", lambda: found)
-    CHOICE.apply(Products(False, "at first"), CFG.common)
+    running().multiply(Products(False, "at first"), CFG.common)
     common = SimpleNamespace(cpu=True, bf16=True)
     ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()
     assert ("multiplies bfloat16 numbers" in caplog.text) is slow
     caplog.clear()
     for path, warned in (("model.pt", slow), (None, False)):  # an evaluation; a training is later
         cfg = SimpleNamespace(common=common, common_eval=SimpleNamespace(path=path))
-        products._choosing(lambda cfg: None)(cfg)
+        products.run(lambda cfg: None, cfg)
         assert ("multiplies bfloat16 numbers" in caplog.text) is warned
         caplog.clear()
 
@@ -123,4 +123,4 @@ def test_the_flag_offers_what_there_is():
 
 def test_a_trainer_without_a_command_chooses_too():
     build_trainer()
-    assert CHOICE.products is not None
+    assert running().products is not None

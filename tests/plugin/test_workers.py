@@ -1,6 +1,7 @@
 """Workers that torchrun and SLURM start, that die, and that become more or fewer."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -10,7 +11,10 @@ import tempfile
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.functional.float32_products import choose_products
 from tests.conftest import PACKAGE, train_command
+from tests.plugin.test_command_line import USER_DIR
 from tests.plugin.test_same_training import weights_of
 from tests.slurm import write_slurm
 
@@ -90,6 +94,12 @@ def restarted(tmp_path_factory, launch):
     return folder
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
 def assert_same_training(first, second):
     one, two = (weights_of(folder) for folder in (first, second))
     for key in one:
@@ -108,13 +118,10 @@ def test_one_worker_goes_on_for_two(restarted, one_worker, train):
 
 
 def test_two_workers_of_slurm_go_on_for_one(one_worker, launch, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shutil.copy(one_worker / HALF, tmp_path)
     printed = launch(
         *(("srun", "--ntasks", "2"), tmp_path, "--restore-file", one_worker / HALF),
-        *("--distributed-world-size", "2", "--distributed-port", port),
+        *("--distributed-world-size", "2", "--distributed-port", free_port()),
     )
     assert "(epoch 1 @ 2 updates)" in printed and "as rank 1" in printed
     assert_same_training(one_worker, tmp_path)
@@ -124,3 +131,36 @@ def test_two_workers_of_torch_s_own_data_parallelism(one_worker, launch, tmp_pat
     """``--ddp-backend pytorch_ddp`` asked for a GPU."""
     launch(TORCHRUN, tmp_path, "--ddp-backend", "pytorch_ddp")
     assert_same_training(one_worker, tmp_path)
+
+
+def spawned():
+    """Flags with which fairseq starts its worker itself, as it does on every GPU that it sees."""
+    address = f"tcp://localhost:{free_port()}"
+    return (
+        *("--distributed-init-method", address, "--distributed-world-size", "1"),
+        *("--distributed-rank", "0", "--distributed-backend", "gloo"),
+    )
+
+
+def test_a_worker_that_fairseq_starts_multiplies_as_the_flag_says(launch, tmp_path):
+    other = "torch" if choose_products().fast else "fast"
+    printed = launch((), tmp_path, *spawned(), "--float32-products", other)
+    assert printed.count("float32 products are computed") == 1
+    kept = load_checkpoint(tmp_path / "checkpoint_last.pt")["extra_state"]["float32_products"]
+    assert kept["fast"] is (other == "fast")
+
+
+def test_a_worker_that_fairseq_starts_evaluates_in_bfloat16(
+    one_worker, run_cli, tiny_translation_data
+):
+    def validated(*more):
+        path = one_worker / "checkpoint_last.pt"
+        done = run_cli(
+            *("fairseq-validate", tiny_translation_data, "--path", path, *USER_DIR, "--cpu"),
+            *("--task", "translation", "--batch-size", "5", "--log-format", "json", *more),
+        )
+        (found,) = re.findall(r'"valid_loss": (.*?), "valid_wps"', done.stdout + done.stderr)
+        return found
+
+    full, half, apart = validated(), validated("--bf16"), validated("--bf16", *spawned())
+    assert half == apart != full
