@@ -81,24 +81,20 @@ def saving_float32(self: Any, *, original: Callable[..., Dict[str, Any]]) -> Dic
 
 
 @wrapping
-def restoring_float32(
-    self: Any,
-    filename: str,
-    reset_optimizer: bool = False,
-    *args: Any,
-    original: Callable[..., Any],
-    **kwargs: Any,
-) -> Any:
-    """Wrap ``Trainer.load_checkpoint`` so that the copies are the file's weights, unrounded."""
+def restoring_float32(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    """Wrap ``Trainer.load_checkpoint`` so that the copies are the file's weights, unrounded.
+
+    Also where the optimiser begins anew: with --finetune-from-model and --reset-optimizer.
+    """
     loaded: Dict[str, Any] = {}
     hook = self.get_model()._register_load_state_dict_pre_hook(
         lambda state, *_: loaded.update(state)
     )
     try:
-        extra_state = original(self, filename, reset_optimizer, *args, **kwargs)
+        extra_state = original(self, *args, **kwargs)
     finally:
         hook.remove()
-    if loaded and not reset_optimizer:
+    if loaded:
         for name, half, copy in _named_copies(self):
             if _is_rounding_of(loaded.get(name), half):
                 copy.copy_(loaded[name])

@@ -15,6 +15,16 @@ from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError, plainly
 
 
+def is_split(task: Any, dataset: Any) -> bool:
+    """Whether a task has loaded a data set as a split, or what it is a window on.
+
+    The lines of a running translation, of fairseq-interactive or the hub, are none: where all of
+    them are skipped, the next ones follow.
+    """
+    within = getattr(dataset, "dataset", None)  # of fairseq-eval-lm --context-window
+    return any(split is dataset or split is within for split in task.datasets.values())
+
+
 @wrapping
 def refuse_nothing(
     self: Any,
@@ -25,9 +35,9 @@ def refuse_nothing(
     original: Callable[..., Any],
     **kwargs: Any,
 ) -> Any:
-    """Wrap the ``filter_indices_by_size`` of tasks, so that it refuses to skip everything."""
+    """Wrap the ``filter_indices_by_size`` of tasks, so that it refuses to skip a whole split."""
     kept = original(self, indices, dataset, max_positions, *args, **kwargs)
-    if len(kept) > 0 or len(indices) == 0:
+    if len(kept) > 0 or len(indices) == 0 or not is_split(self, dataset):
         return kept
     size = plainly(dataset.size(indices[0]))
     raise DataError(

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from spectral_fairseq.compat.float32_weights import (
@@ -32,6 +33,22 @@ def test_half_precision_goes_on_with_the_float32_weights(
     table = through["encoder.embed_tokens.weight"]
     assert table.dtype == torch.float32
     assert torch.equal(table.half().float(), table) == (which == "bare")
+
+
+RESET = ("--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler")
+
+
+@pytest.mark.parametrize("flags", [("--finetune-from-model",), (*RESET, "--restore-file")])
+def test_fine_tuning_begins_with_the_weights_of_the_file(
+    flags, patched, data, checkpoint, tmp_path
+):
+    more = (*flags, checkpoint, "--lr", "0", "--max-epoch", "2", "--max-update", "1", "--bf16")
+    patched.cli("fairseq_cli.train", *train_arguments(data, tmp_path, *more))
+    before, after = (
+        torch.load(path, **LOAD_ANYTHING)["model"]
+        for path in (checkpoint, tmp_path / "checkpoint_last.pt")
+    )
+    assert same_states(before, after)
 
 
 def test_a_copy_of_its_own_may_lie_transposed():

@@ -19,8 +19,8 @@ def pieces(folder, flags, positions, context=0):
     )
 
 
-def skipping(folder, positions):
-    """The batches of validation sentences by a task of translation that skips long ones."""
+def skipping(folder, positions, split="valid"):
+    """The batches of sentences by a task of translation that skips long ones."""
     import numpy as np
     import torch
     from fairseq.data import Dictionary, LanguagePairDataset
@@ -30,6 +30,8 @@ def skipping(folder, positions):
     task = TranslationTask(TranslationConfig(), words, words)
     lines = [torch.full((length,), 5) for length in (4, 6)]
     dataset = LanguagePairDataset(lines, np.array([4, 6]), words)
+    if split is not None:  # else the lines of a running translation
+        task.datasets[split] = dataset
     batches = task.get_batch_iterator(
         dataset, max_positions=positions, max_sentences=1, ignore_invalid_inputs=True
     )
@@ -42,6 +44,11 @@ def test_sentences_that_are_all_skipped(bare, patched, data):
             sides.gives(count, skipping, folder=str(data), positions=positions)
     refused = Fails(r"2, all skipped, such as one of [0-9(), ]+ tokens; .* reads 3. .*sentences")
     patched.gives(refused, skipping, folder=str(data), positions=3)
+
+
+def test_lines_of_a_running_translation_are_skipped(patched, data):
+    """One that is too long ends neither fairseq-interactive nor the hub."""
+    patched.gives(0, skipping, folder=str(data), positions=3, split=None)
 
 
 def test_a_text_of_which_every_piece_is_skipped(bare, patched, tmp_path):
