@@ -7,14 +7,17 @@ it may not be searched, such as a colleague's home.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import signal
+import stat
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Iterator, List, Optional, Set, Type, Union
+from typing import Callable, Iterator, List, Optional, Set, Tuple, Type, Union
 
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -137,12 +140,21 @@ def read_text(
         raise error(f"a text file in UTF-8 at {path}", first_line(why), remedy) from why
 
 
+# Note [What a killed process leaves]
+# -----------------------------------
+# Nothing runs when the system kills a process, so that a file that it was writing stays. Each
+# unfinished file or folder is therefore locked by its writer, and the next one that writes to the
+# same place removes those of which the lock is free. Two processes that write at once have names of
+# their own, and leave each other's alone. Where the system has no such locks, nothing is removed.
+
+
 @contextlib.contextmanager
 def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     """Yield a new empty file to fill, which takes the place of ``path`` at the end of the block.
 
     The new file lies in the same folder under a random name. It is removed if the block raises,
-    and on SIGTERM and SIGHUP. Other programs see either the old file or the whole new one.
+    and on SIGTERM and SIGHUP; see Note [What a killed process leaves]. Other programs see either
+    the old file or the whole new one.
 
     Args:
         path: the file to write; of a link, what it points to is replaced.
@@ -157,11 +169,9 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         raise OutputError(
             f"a regular file, or none yet, at {path}", obstacle, "Choose another output file."
         )
-    folder, name = os.path.split(target)
-    # Not tempfile.mkstemp, whose files nobody else may read, whatever the umask says.
-    partial = os.path.join(folder, f".{name[:32]}.{secrets.token_hex(8)}.tmp")
+    _remove_leftovers(target)
+    partial, descriptor = _begin(target, _make_file)
     with _removed_on_signals(partial):
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             yield Path(partial)
             os.fsync(descriptor)
@@ -179,7 +189,7 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     """Yield a new empty folder to fill, which takes the place of ``path`` at the end of the block.
 
     What was at ``path`` is removed then. The new folder lies beside it under a random name; it is
-    removed if the block raises, and on SIGTERM and SIGHUP.
+    removed if the block raises, and on SIGTERM and SIGHUP; see Note [What a killed process leaves].
 
     Args:
         path: the folder to make; of a link, what it points to is replaced.
@@ -188,17 +198,17 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         OSError: the system could not make, write or rename it.
     """
     target = os.path.realpath(path)
-    parent, name = os.path.split(target)
-    partial, old = (
-        os.path.join(parent, f".{name[:32]}.{secrets.token_hex(8)}.{kind}")
-        for kind in ("tmp", "old")
-    )
-    with _removed_on_signals(partial):
-        os.mkdir(partial)
+    partial, descriptor = _begin(target, _make_folder)
+    old = f"{partial[: -len(_NEW)]}{_OLD}"
+    with contextlib.ExitStack() as opened, _removed_on_signals(partial):
+        opened.callback(os.close, descriptor)
         try:
             yield Path(partial)
             _share_like(partial)
             if os.path.isdir(target):
+                replaced = os.open(target, os.O_RDONLY)
+                opened.callback(os.close, replaced)
+                _lock(replaced)
                 os.replace(target, old)
             os.replace(partial, target)
         except BaseException:
@@ -206,7 +216,64 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
             if os.path.isdir(old):
                 os.replace(old, target)
             raise
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    _remove_leftovers(target)
+
+
+_NEW, _OLD = ".tmp", ".old"
+
+
+def _prefix(target: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name[:32]}.")
+
+
+def _make_file(partial: str) -> int:
+    # Not tempfile.mkstemp, whose files nobody else may read, whatever the umask says.
+    return os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _make_folder(partial: str) -> int:
+    os.mkdir(partial)
+    return os.open(partial, os.O_RDONLY)
+
+
+def _begin(target: str, make: Callable[[str], int]) -> Tuple[str, int]:
+    """Make and lock something new beside a target; its path and its descriptor."""
+    while True:
+        partial = f"{_prefix(target)}{secrets.token_hex(8)}{_NEW}"
+        descriptor = make(partial)
+        _lock(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(partial), os.fstat(descriptor)):
+                return partial, descriptor
+        os.close(descriptor)  # another process took it for a leftover before it was locked
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock what is open, unless another holds a lock; whether it is locked now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody else's, or a file system without locks
+        return False
+    return True
+
+
+def _remove_leftovers(target: str) -> None:
+    """Remove what killed processes have left of files or folders for a target."""
+    folder, start = os.path.split(_prefix(target))
+    unfinished = re.compile(rf"{re.escape(start)}[0-9a-f]{{16}}({_NEW}|{_OLD})")
+    for name in filter(unfinished.fullmatch, names_in(folder)):
+        place = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            is_folder = stat.S_ISDIR(os.lstat(place).st_mode)
+            mode = os.O_RDONLY if is_folder else os.O_RDWR
+            descriptor = os.open(place, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if _lock(descriptor):
+                    (shutil.rmtree if is_folder else os.unlink)(place)
+            finally:
+                os.close(descriptor)
 
 
 def _share_like(folder: str) -> None:

@@ -88,6 +88,59 @@ SLOW_WRITER = """
 """
 
 
+WRITER = """
+    import sys
+    from pathlib import Path
+    from spectral_fairseq import files
+
+    kind, path = sys.argv[1:]
+    with getattr(files, kind)(Path(path)) as partial:
+        (partial / "weights" if kind == "making_folder" else partial).write_text("from outside")
+        print("written", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def writer(kind, path):
+    """A process that has written to a file or folder, and waits for a line before it ends."""
+    home = str(Path(spectral_fairseq.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), kind, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": home},
+    )
+    assert process.stdout.readline() == b"written\n"
+    return process
+
+
+@pytest.mark.parametrize("kind", [replacing, making_folder])
+def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path, kind):
+    path = tmp_path / "it"
+    killed, running = (writer(kind.__name__, path) for _ in range(2))
+    killed.kill()
+    killed.wait(30)
+    assert len(list(tmp_path.iterdir())) == 2
+    for _ in range(2):
+        with kind(path):
+            pass
+        assert len(list(tmp_path.iterdir())) == 2  # this one's, and the running one's
+    running.communicate(b"go on\n", 30)
+    assert running.returncode == 0 and list(tmp_path.iterdir()) == [path]
+    written = path / "weights" if kind is making_folder else path
+    assert written.read_text() == "from outside"
+
+
+def test_files_for_others_are_left_alone(tmp_path):
+    others = [".file.tmp", ".file.0123456789abcdef.txt", ".other.0123456789abcdef.tmp"]
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / ".file.0123456789abcdef.tmp").touch()
+    with replacing(tmp_path / "file"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "file"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_temporary_file(tmp_path, number):
     home = str(Path(spectral_fairseq.__file__).parents[1])

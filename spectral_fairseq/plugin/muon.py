@@ -6,10 +6,9 @@ import logging
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqDecoder
 from fairseq.modules import AdaptiveSoftmax, LearnedPositionalEmbedding
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
@@ -19,9 +18,9 @@ from spectral_fairseq import refusals
 from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import arguments_as_flags, misspelt
+from spectral_fairseq.heads.head import Head
 from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices_by_name
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.find import output_layers
 from spectral_fairseq.plugin.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -86,15 +85,24 @@ class FairseqMuon(FairseqOptimizer):
         }
 
 
-def table_parameters(model: nn.Module) -> List[nn.Parameter]:
-    """The parameters of a model that have a row for each word, each once.
+def table_parameters(model: nn.Module, dictionaries: Iterable[Any] = ()) -> List[nn.Parameter]:
+    """The parameters of a model that have a row for each word, or that write words, each once.
 
-    These are the matrices of embeddings (of a factored table U or v, whose rows are words) and of
-    output layers, tied or not; of fairseq's adaptive softmax the matrix of each cluster. Embeddings
-    of positions are no tables.
+    These are the matrices of embeddings (of a factored table U or v, whose rows are words), but not
+    those of positions; what an output head holds itself, such as the vectors of clusters; the
+    clusters of fairseq's adaptive softmax; and every matrix with a row for each word of a
+    dictionary outside of the numbered layers, where hidden ones may be as wide. So are found the
+    output layers of decoders and encoders under any name, those for CTC too, and what a weight norm
+    computes them from.
+
+    Args:
+        model: any of fairseq.
+        dictionaries: of the task, beside those that parts of the model know.
     """
     tables: List[Any] = []
+    sizes = {len(one) for one in dictionaries}
     for module in model.modules():
+        sizes.update(len(one) for one in [getattr(module, "dictionary", None)] if one is not None)
         if isinstance(module, LearnedPositionalEmbedding):
             continue
         if isinstance(module, (Table, nn.Embedding)):
@@ -102,14 +110,28 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
             tables.extend(
                 p for p in parameters if p.dim() == 2 and p.size(0) == module.num_embeddings
             )
+        if isinstance(module, Head):
+            tables.extend(p for p in module.parameters(recurse=False) if p.dim() == 2)
         if isinstance(module, AdaptiveSoftmax):
-            clusters = [module.head, *(tail[-1] for tail in module.tail)]
+            head = getattr(module.head, "class_proj", module.head)  # beside a tied table
+            clusters = [head, *(tail[-1] for tail in module.tail)]
             tables.extend(table.weight for table in clusters if isinstance(table, nn.Linear))
-        if isinstance(module, FairseqDecoder):
-            for _, weight in output_layers(module):
-                if isinstance(weight, nn.Parameter) and len(weight) == len(module.dictionary):
-                    tables.append(weight)
+    for name, parameter in model.named_parameters():
+        numbered = any(part.isdigit() for part in name.split("."))
+        if parameter.dim() == 2 and len(parameter) in sizes and not numbered:
+            tables.append(parameter)
     return list({id(table): table for table in tables if table.requires_grad}.values())
+
+
+def dictionaries_of(task: Any) -> List[Any]:
+    """The dictionaries of a task, one for each side; those that it has."""
+    found = []
+    for side in ("source_dictionary", "target_dictionary"):
+        try:
+            found.append(getattr(task, side, None))
+        except NotImplementedError:  # fairseq's base class, of a task that has none
+            continue
+    return [dictionary for dictionary in found if dictionary is not None]
 
 
 def stepped_for(optimizer: Any, parameters: List[nn.Parameter]) -> List[Tensor]:
@@ -146,7 +168,8 @@ class MuonMatrices(Listener):
 
     def _name_matrices(self, muon: Muon) -> None:
         model = self.trainer.get_model()
-        matrices = hidden_matrices_by_name(model, table_parameters(model))
+        tables = table_parameters(model, dictionaries_of(self.trainer.task))
+        matrices = hidden_matrices_by_name(model, tables)
         muon.take(stepped_for(self.trainer.optimizer, list(matrices.values())))
         if self._told:
             return

@@ -9,9 +9,15 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.muon import MuonMatrices, table_parameters, two_numbers
+from spectral_fairseq.lm.muon import hidden_matrices_by_name
+from spectral_fairseq.plugin.muon import (
+    MuonMatrices,
+    dictionaries_of,
+    table_parameters,
+    two_numbers,
+)
 from tests.capabilities import MUON
-from tests.plugin.conftest import build_host_model, build_model, make_sample
+from tests.plugin.conftest import any_model, build_host_model, build_model, make_sample
 from tests.plugin.trainers import ALL_PRECISIONS, PRECISIONS, build_trainer, take_updates
 
 
@@ -36,6 +42,42 @@ def test_tables_are_found(task):
         *(*tables, "decoder.adaptive_softmax.head.weight"),
         *(f"decoder.adaptive_softmax.tail.{tail}.2.weight" for tail in (0, 1)),
     }
+
+
+ROBERTA = {"untie_weights_roberta": True, "max_positions": 32, "tokens_per_sample": 32}
+CONVOLUTIONS = {
+    **{f"{side}_layers": "[(16, 3)] * 2" for side in ("encoder", "decoder")},
+    **{f"max_{side}_positions": 32 for side in ("source", "target")},
+}
+ADAPTIVE = {
+    **dict.fromkeys(("adaptive_input", "tie_adaptive_weights"), True),
+    **dict.fromkeys(("adaptive_input_cutoff", "adaptive_softmax_cutoff"), "20,30"),
+    **{"tokens_per_sample": 32, "decoder_input_dim": 16, "decoder_output_dim": 16},
+}
+
+
+@pytest.mark.parametrize("arch, options, name", [
+    ("fconv", {**CONVOLUTIONS, "decoder_out_embed_dim": 16}, "decoder.fc3.weight_v"),
+    ("roberta_base", ROBERTA, "encoder.lm_head.weight"),
+])  # fmt: skip
+def test_what_writes_words_is_no_hidden_matrix(task, arch, options, name):
+    model = build_host_model(task, arch, **options)
+    tables = table_parameters(model, dictionaries_of(task))
+    assert name in names_of(model, tables)
+    assert not names_of(model, tables) & set(hidden_matrices_by_name(model, tables))
+
+
+def test_layers_for_ctc_and_vectors_of_clusters_are_no_hidden_matrices(task):
+    words = len(task.target_dictionary)
+    model = build_host_model(task, "transformer", share_all_embeddings=True)
+    model.encoder.ctc_proj = nn.Linear(16, words)  # of speech to text
+    speech = nn.ModuleDict({"proj": nn.Linear(16, words)})  # of wav2vec, without a dictionary
+    for one, name in ((model, "encoder.ctc_proj.weight"), (speech, "proj.weight")):
+        assert name in names_of(one, table_parameters(one, dictionaries_of(task)))
+    tied, ours = build_model(task, "transformer_lm", **ADAPTIVE), any_model(task, "xl adaptive")
+    for one, name in ((tied, "class_proj.weight"), (ours, "cluster_weight")):
+        (clusters,) = (n for n, _ in one.named_parameters() if n.endswith(name))
+        assert clusters in names_of(one, table_parameters(one))
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(0.9,", "os.getcwd()", (0.9,)])
