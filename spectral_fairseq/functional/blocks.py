@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Tuple, Union
+from typing import Any, Iterator, List, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from spectral_fairseq.functional.products import (
     has_wide_products,
     matmul_transposed,
 )
+from spectral_fairseq.functional.token_measures import measured_softmax_, rows_in_cache
 
 # Cutting the tokens of a batch into blocks that have few different sizes.
 #
@@ -41,9 +42,6 @@ BLOCK_ELEMENTS = 4 * 1024 * 1024
 CUDA_BLOCK_ELEMENTS = 128 * 1024 * 1024
 # The scores, their log-space form, a temporary of that and what the products read, at most.
 BYTES_PER_SCORE = 16
-# Number of scores in the cache of a core, 512 KiB of float32.
-CACHED_SCORES = 128 * 1024
-
 SIZES_PER_OCTAVE = 4
 
 
@@ -254,7 +252,11 @@ class BlockScores:
         return scores
 
     def softmax(
-        self, rows: Tensor, targets: Tensor, margin: Optional[Tensor] = None
+        self,
+        rows: Tensor,
+        targets: Tensor,
+        margin: Optional[Tensor] = None,
+        measured: Optional[Measured] = None,
     ) -> Tuple[Tensor, Tensor, Tensor]:
         """Return the softmax of the scores, its log sum exp, and the scores of the targets.
 
@@ -262,6 +264,7 @@ class BlockScores:
             rows: shape (r, d).
             targets: shape (r,).
             margin: what the scores of the targets lose, shape (r,).
+            measured: to which :func:`softmax_and_targets_` adds.
 
         Returns:
             Shape (r, N), in the dtype of the products if :attr:`overwrites_products`, and shape
@@ -269,16 +272,16 @@ class BlockScores:
         """
         if not self.overwrites_products:
             scores = self(rows)
-            return (scores, *softmax_and_targets_(scores, targets, margin))
+            return (scores, *softmax_and_targets_(scores, targets, margin, measured))
         products = matmul_transposed(rows, self.table)
-        few = max(1, CACHED_SCORES * torch.get_num_threads() // products.size(1))
+        few = rows_in_cache(products)
         wide = products.new_empty((few, products.size(1)), dtype=self.accumulation_dtype)
         sums = []
         for start in range(0, len(rows), few):
             part = slice(start, start + few)
             scores = wide[: len(products[part])].copy_(products[part])
             lost = None if margin is None else margin[part]
-            sums.append(softmax_and_targets_(scores, targets[part], lost))
+            sums.append(softmax_and_targets_(scores, targets[part], lost, measured))
             products[part] = scores
         log_z, target_scores = map(torch.cat, zip(*sums))
         return products, log_z, target_scores
@@ -292,10 +295,23 @@ def softmax_(scores: Tensor) -> Tensor:
     return top.sub_(scores.amax(-1).log_())
 
 
+# Of the rows of a block one part after the other: whether the target is right, and the entropy.
+Measured = List[Tuple[Tensor, Tensor]]
+
+
 def softmax_and_targets_(
-    scores: Tensor, targets: Tensor, margin: Optional[Tensor] = None
+    scores: Tensor,
+    targets: Tensor,
+    margin: Optional[Tensor] = None,
+    measured: Optional[Measured] = None,
 ) -> Tuple[Tensor, Tensor]:
     """Overwrite ``scores``, shape (r, N), as :meth:`BlockScores.softmax` does.
+
+    Args:
+        scores: with their bias.
+        targets: shape (r,).
+        margin: what the scores of the targets lose, shape (r,).
+        measured: to which two tensors of shape (r,) are added, or ``None``.
 
     Returns:
         log sum exp and the scores of the targets, shape (r,) each.
@@ -304,7 +320,11 @@ def softmax_and_targets_(
     if margin is not None:
         scores.scatter_add_(1, index, -margin.unsqueeze(1))
     target_scores = scores.gather(1, index).squeeze(1)
-    return softmax_(scores), target_scores
+    if measured is None:
+        return softmax_(scores), target_scores
+    log_z, top, entropy = measured_softmax_(scores)
+    measured.append((target_scores >= top, entropy))
+    return log_z, target_scores
 
 
 # Gradients of contexts, table and bias that are summed over blocks of tokens.
@@ -481,6 +501,13 @@ class _DistinctRows(torch.autograd.Function):
         return grad.new_zeros(ctx.shape).index_copy_(0, rows, grad), None
 
 
+def kept_rows(ignore_index: Optional[int], targets: Tensor) -> Optional[Tensor]:
+    """Indices of the targets, shape (T,), that are not ignored; ``None`` for all of them."""
+    if ignore_index is None:
+        return None
+    return targets.ne(ignore_index).nonzero().squeeze(1)
+
+
 def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
     """Return the targets that count, and the rows of ``values`` that belong to them.
 
@@ -489,8 +516,8 @@ def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) 
         targets: shape (T,).
         values: tensors of shape (T, *), differentiable once, or ``None``, which stays ``None``.
     """
-    if ignore_index is None:
+    kept = kept_rows(ignore_index, targets)
+    if kept is None:
         return (targets, *values)
-    kept = targets.ne(ignore_index).nonzero().squeeze(1)
     rows = (None if each is None else _DistinctRows.apply(each, kept) for each in values)
     return (targets[kept], *rows)

@@ -29,21 +29,23 @@ In order: ``plugin/likelihood.py: form_for``, ``heads/head.py: Head.loss``,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import check_range
+from spectral_fairseq.errors import ConfigurationError, check_range, check_shape
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
+    Measured,
     accumulation_dtype,
     aligned,
     check_loss_shapes,
     detached_without_grad,
     filled,
+    kept_rows,
     padded,
     product_dtype,
     scaled_gradients,
@@ -55,6 +57,7 @@ from spectral_fairseq.functional.blocks import (
 )
 from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.functional.row_norms import row_norms
+from spectral_fairseq.functional.token_measures import TokenMeasures
 
 
 def softcapped(scores: Tensor, softcap: float) -> Tensor:
@@ -211,8 +214,10 @@ def unperturbed_loss(
 class _BlockwiseCrossEntropy(torch.autograd.Function):
     """(loss_sum, plain_loss_sum, plain_nll_sum, square_sum), with gradients of loss_sum only.
 
-    The second and the third are those of the scores without a margin and without the z-loss; the
-    last one is the sum of (log Z)^2. See ``blocks.py``, Note [Gradients in the forward pass].
+    The second and the third are those of the scores without a margin, without the z-loss and
+    without weights of tokens; the fourth is the sum of (log Z)^2. Behind them are the three of
+    ``TokenMeasures``, empty unless they are asked for. See ``blocks.py``, Note [Gradients in the
+    forward pass].
     """
 
     @staticmethod
@@ -227,11 +232,15 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         block_elements: Optional[int],
         z_loss: float,
         softcap: Optional[float],
-    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        token_weights: Optional[Tensor],
+        by_probability: bool,
+        measures: bool,
+    ) -> Tuple[Tensor, ...]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
-        # With the z-loss the gradient of a score may be larger than 1.
-        dtype = product_dtype(contexts, matrix, bounded=not z_loss)
+        # With the z-loss or a weight the gradient of a score may be larger than 1.
+        bounded = not z_loss and token_weights is None
+        dtype = product_dtype(contexts, matrix, bounded=bounded)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
@@ -243,6 +252,12 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 contexts.new_zeros((), dtype=sum_dtype) for _ in range(4)
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
+            weighted = token_weights is not None or by_probability
+            all_weights = contexts.new_ones(tokens if weighted else 0, dtype=sum_dtype)
+            measured: Optional[Measured] = [] if measures else None
+            log_probs, entropy, right = (
+                contexts.new_zeros(tokens if measures else 0, dtype=sum_dtype) for _ in range(3)
+            )
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
             narrow = linear and block_scores.overwrites_products
             block = tokens_per_block(matrix, block_elements, half_precision=narrow)
@@ -257,13 +272,15 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
                 if softcap is None:
                     scores, log_z, target_score = block_scores.softmax(
-                        rows, block_targets, block_margin
+                        rows, block_targets, block_margin, measured
                     )
                 else:
                     scores = block_scores(rows)  # [b, N]
                     slope = softcap_(scores, softcap)
                     score_sum = scores.sum(1) if uniform else None
-                    log_z, target_score = softmax_and_targets_(scores, block_targets, block_margin)
+                    log_z, target_score = softmax_and_targets_(
+                        scores, block_targets, block_margin, measured
+                    )
                 nll = plain_nll = log_z - target_score
                 loss = target_weight * nll
                 if word_sum is not None:
@@ -281,11 +298,24 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
                     from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
                     margin_gradient[part] = from_margin[:real]
+                if measured:
+                    log_probs[part] = -plain_nll[:real]
+                    rights, entropies = map(torch.cat, zip(*measured))
+                    right[part], entropy[part] = rights[:real].to(sum_dtype), entropies[:real]
+                    measured.clear()
+                if weighted:
+                    if token_weights is not None:
+                        all_weights[part] = token_weights[part].to(sum_dtype)
+                    if by_probability:
+                        all_weights[part] *= torch.exp(-plain_nll[:real])
+                    counted = padded(all_weights[part], size)
+                    if margin_gradient is not None:
+                        margin_gradient[part] *= all_weights[part]
                 for each in (loss, plain_loss, plain_nll):
                     each[real:] = 0  # 0 times an infinite loss is no number
                 loss_sum += counted @ loss
-                plain_loss_sum += counted @ plain_loss
-                plain_nll_sum += counted @ plain_nll
+                plain_loss_sum += plain_loss.sum() if weighted else counted @ plain_loss
+                plain_nll_sum += plain_nll.sum() if weighted else counted @ plain_nll
                 # d loss / d s = (target_weight + N uniform + 2 lambda log Z) p
                 #                - target_weight [v = y] - uniform,
                 # whose last term is the same for all tokens and is added after the loop.
@@ -293,7 +323,11 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 if z_loss:
                     log_z[real:] = 0
                     square_sum += log_z @ log_z
-                    weights = weights + 2 * z_loss * log_z
+                    slopes = 2 * z_loss * log_z
+                    if weighted:
+                        loss_sum += z_loss * (counted @ log_z.square())
+                        slopes = slopes * counted
+                    weights = weights + slopes
                 hits = target_weight * counted
                 if slope is None:
                     sums.add_block(
@@ -303,24 +337,28 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 scores.mul_(weights.unsqueeze(1)).sub_(uniform * counted.unsqueeze(1))
                 scores.scatter_add_(1, block_targets.unsqueeze(1), -hits.unsqueeze(1))
                 sums.add_block(part, rows, scores.mul_(slope), block_scores.table)
-            if z_loss:
+            if z_loss and not weighted:
                 loss_sum = loss_sum + z_loss * square_sum
             if word_sum is not None:
                 if sums.contexts is not None:
-                    sums.contexts -= uniform * word_sum
+                    share = all_weights.unsqueeze(1) * word_sum if weighted else word_sum
+                    sums.contexts -= uniform * share
                 if sums.matrix is not None:
-                    sums.matrix -= uniform * contexts.sum(0, dtype=sum_dtype)
+                    wide = contexts.to(sum_dtype) if weighted else contexts
+                    summed = all_weights @ wide if weighted else wide.sum(0, dtype=sum_dtype)
+                    sums.matrix -= uniform * summed
                 if sums.bias is not None:
-                    sums.bias -= uniform * tokens
+                    sums.bias -= uniform * (all_weights.sum() if weighted else tokens)
         sums.save(ctx, (margin_gradient, sum_dtype if margin is None else margin.dtype))
-        ctx.mark_non_differentiable(plain_loss_sum, plain_nll_sum, square_sum)
-        return loss_sum, plain_loss_sum, plain_nll_sum, square_sum
+        others = (plain_loss_sum, plain_nll_sum, square_sum, log_probs, entropy, right)
+        ctx.mark_non_differentiable(*others)
+        return (loss_sum, *others)
 
     @staticmethod
     @differentiable_once("blockwise_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
-        return contexts, None, matrix, bias, margin, None, None, None, None
+        return (contexts, None, matrix, bias, margin, *[None] * 7)
 
 
 @outside_graphs
@@ -334,6 +372,8 @@ def blockwise_cross_entropy(
     z_loss: float = 0.0,
     softcap: Optional[float] = None,
     label_smoothing: float = 0.0,
+    weights: Optional[Tensor] = None,
+    by_probability: bool = False,
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
 ) -> Losses:
@@ -352,23 +392,235 @@ def blockwise_cross_entropy(
         z_loss: lambda of the z-loss, with which (log Z)^2 is added to the loss.
         softcap: c of scores c tanh((W h + b) / c), or ``None``.
         label_smoothing: eps in [0, 1).
+        weights: by which the losses of tokens are multiplied, shape (T,), constants.
+        by_probability: multiply them by p_y too, a constant of each token, as dynamic fine-tuning
+            does (https://arxiv.org/abs/2508.05629).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
             ``blocks.elements_for`` the device.
 
     Returns:
         The losses, of which only the first has a gradient, and only a first one. The plain ones
-        come at a cost independent of N.
+        come at a cost independent of N, and are of tokens without weights.
 
     Raises:
-        ConfigurationError: shapes that do not fit together, or eps, lambda or c outside its range.
+        ConfigurationError: shapes that do not fit together, eps, lambda or c outside its range, or
+            weights that have a gradient.
     """
+    options = (z_loss, softcap, label_smoothing, weights, by_probability)
+    given = (contexts, targets, matrix, bias, margin)
+    return Losses(*_cross_entropy(*given, *options, ignore_index, block_elements, False)[:4])
+
+
+@outside_graphs
+def measured_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
+    label_smoothing: float = 0.0,
+    weights: Optional[Tensor] = None,
+    by_probability: bool = False,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> Tuple[Losses, TokenMeasures]:
+    """Return what :func:`blockwise_cross_entropy` does, and the measures of each token.
+
+    They are by-products of the same pass, without a gradient; the arguments are the same.
+    """
+    options = (z_loss, softcap, label_smoothing, weights, by_probability)
+    given = (contexts, targets, matrix, bias, None)
+    sums = _cross_entropy(*given, *options, ignore_index, block_elements, True)
+    kept = kept_rows(ignore_index, targets)
+    return Losses(*sums[:4]), TokenMeasures.at(kept, targets.shape, *sums[4:])
+
+
+def _cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor],
+    margin: Optional[Tensor],
+    z_loss: float,
+    softcap: Optional[float],
+    label_smoothing: float,
+    weights: Optional[Tensor],
+    by_probability: bool,
+    ignore_index: Optional[int],
+    block_elements: Optional[int],
+    measures: bool,
+) -> Tuple[Tensor, ...]:
     check_loss_shapes(contexts, targets, matrix, bias)
     if z_loss:
         check_range("`z_loss`", z_loss, at_least=0)
     check_range("`softcap`", softcap, above=0, optional=True)
-    targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
+    if weights is not None:
+        check_token_weights(weights, targets)
+    targets, contexts, margin, weights = without_ignored(
+        ignore_index, targets, contexts, margin, weights
+    )
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
-    options = (label_smoothing, block_elements, z_loss, softcap)
-    return Losses(*_BlockwiseCrossEntropy.apply(contexts, targets, matrix, bias, margin, *options))
+    options = (label_smoothing, block_elements, z_loss, softcap, weights, by_probability, measures)
+    sums: Tuple[Tensor, ...] = _BlockwiseCrossEntropy.apply(
+        contexts, targets, matrix, bias, margin, *options
+    )
+    return sums
+
+
+def check_token_weights(weights: Tensor, targets: Tensor) -> None:
+    """Refuse weights of tokens that the losses cannot take.
+
+    Raises:
+        ConfigurationError: of another shape than the targets, or with a gradient.
+    """
+    check_shape("`weights`", weights, targets.shape, "Give one number for each target.")
+    if weights.requires_grad:
+        raise ConfigurationError(
+            "`weights` of tokens that are constants",
+            "some with a gradient",
+            "Detach them; a loss that is a function of log-probabilities takes these from "
+            "blockwise_log_probs.",
+        )
+
+
+class _BlockwiseLogProbs(torch.autograd.Function):
+    """log p of the targets, their entropy and whether they are right, by blocks.
+
+    The gradients of the first are known in the backward pass alone, which computes the scores of
+    each block again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        softcap: Optional[float],
+        block_elements: Optional[int],
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(contexts, targets, matrix, bias)
+        ctx.dtype = product_dtype(contexts, matrix, bounded=False)
+        ctx.softcap, ctx.block_elements = softcap, block_elements
+        dtype = accumulation_dtype(ctx.dtype)
+        log_probs, entropy, right = (
+            contexts.new_zeros(contexts.size(0), dtype=dtype) for _ in range(3)
+        )
+        with torch.autocast(contexts.device.type, enabled=False):
+            for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=True):
+                real = part.stop - part.start
+                log_probs[part] = (block.target_scores - block.log_z)[:real]
+                rights, entropies = map(torch.cat, zip(*block.measured))
+                right[part], entropy[part] = rights[:real].to(dtype), entropies[:real]
+        ctx.mark_non_differentiable(entropy, right)
+        return log_probs, entropy, right
+
+    @staticmethod
+    @differentiable_once("blockwise_log_probs")
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, targets, matrix, bias = ctx.saved_tensors
+        dtype = accumulation_dtype(ctx.dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        with torch.autocast(contexts.device.type, enabled=False):
+            sums = GradientSums(contexts, matrix, bias, dtype, needed)
+            for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=False):
+                # d log p_y / d s = [v = y] - p
+                slopes = -padded(grad[part].to(dtype), len(block.rows))
+                table, scores = block.table, block.probabilities
+                if block.slope is None:
+                    sums.add_block(part, block.rows, scores, table, block.targets, slopes, slopes)
+                    continue
+                scores.mul_(slopes.unsqueeze(1))
+                scores.scatter_add_(1, block.targets.unsqueeze(1), -slopes.unsqueeze(1))
+                sums.add_block(part, block.rows, scores.mul_(block.slope), table)
+        found = (sums.contexts, sums.matrix, sums.bias)
+        given = (contexts, matrix, bias)
+        gradients = [None if one is None else one.to(like.dtype) for one, like in zip(found, given)]
+        return gradients[0], None, gradients[1], gradients[2], None, None
+
+
+class _SoftmaxOfBlock(NamedTuple):
+    """A block of tokens with its softmax p, whose rows may be filled up beyond its tokens."""
+
+    rows: Tensor
+    targets: Tensor
+    table: Tensor
+    probabilities: Tensor
+    log_z: Tensor
+    target_scores: Tensor
+    slope: Optional[Tensor]
+    measured: Measured
+
+
+def _softmaxes(
+    ctx: Any,
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor],
+    measures: bool,
+) -> Iterator[Tuple[slice, _SoftmaxOfBlock]]:
+    """The softmax of one block of tokens after the other."""
+    block_scores = BlockScores(matrix, bias, ctx.dtype)
+    narrow = ctx.softcap is None and block_scores.overwrites_products
+    block = tokens_per_block(matrix, ctx.block_elements, half_precision=narrow)
+    for part, size in token_blocks(contexts.size(0), block):
+        rows, own = block_scores.rows(contexts[part], size), filled(targets[part], size)
+        measured: Measured = []
+        wanted, slope = measured if measures else None, None
+        if ctx.softcap is None:
+            scores, log_z, target_scores = block_scores.softmax(rows, own, None, wanted)
+        else:
+            scores = block_scores(rows)
+            slope = softcap_(scores, ctx.softcap)
+            log_z, target_scores = softmax_and_targets_(scores, own, None, wanted)
+        yield (
+            part,
+            _SoftmaxOfBlock(
+                rows, own, block_scores.table, scores, log_z, target_scores, slope, measured
+            ),
+        )
+
+
+@outside_graphs
+def blockwise_log_probs(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    softcap: Optional[float] = None,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> TokenMeasures:
+    """Return log p of each target under softmax(W h + b), for losses that are functions of it.
+
+    It has a gradient, for which the backward pass computes the scores of each block again: four
+    products where :func:`blockwise_cross_entropy` has three.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        softcap: c of scores c tanh((W h + b) / c), or ``None``.
+        ignore_index: target whose tokens have zero everywhere.
+        block_elements: as for :func:`blockwise_cross_entropy`.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or c outside its range.
+    """
+    check_loss_shapes(contexts, targets, matrix, bias)
+    check_range("`softcap`", softcap, above=0, optional=True)
+    kept, shape = kept_rows(ignore_index, targets), targets.shape
+    targets, contexts = without_ignored(ignore_index, targets, contexts)
+    contexts, matrix = aligned(contexts, matrix)
+    contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
+    options = (softcap, block_elements)
+    found = _BlockwiseLogProbs.apply(contexts, targets, matrix, bias, *options)
+    return TokenMeasures.at(kept, shape, *found)

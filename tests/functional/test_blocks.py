@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional import blocks, token_measures
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     filled,
@@ -89,7 +89,7 @@ def test_bfloat16_products_are_overwritten_by_their_softmax_in_float32(
     scores = (rows @ words.t()).float()
     if with_margin:
         scores[torch.arange(7), targets] -= margin
-    monkeypatch.setattr(blocks, "CACHED_SCORES", few * 11)
+    monkeypatch.setattr(token_measures, "CACHED_SCORES", few * 11)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     block_scores = BlockScores(words, None, torch.bfloat16)
     probabilities, log_z, target_scores = block_scores.softmax(rows, targets, margin)
