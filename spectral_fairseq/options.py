@@ -145,6 +145,11 @@ class Option:
         self.check(value)
         return value if self.parse is None else self.parse(value)
 
+    def as_argument(self, value: Any) -> Any:
+        """:meth:`parsed` for a value of the ``argument``, whose name errors have."""
+        with arguments_as_flags(value=f"`{self.argument}`"):
+            return self.parsed(value)
+
     def read(self, cfg: Any) -> Any:
         """The value in a configuration, checked and parsed as by :meth:`parsed`."""
         with arguments_as_flags(value=self.flag):
@@ -229,8 +234,12 @@ def flags_by_argument(options: Iterable[Option]) -> Dict[str, str]:
 
 
 def arguments(options: Iterable[Option], cfg: Any) -> Dict[str, Any]:
-    """The keyword arguments that a configuration gives for options of a table or a head."""
-    return {entry.argument: entry.parsed(getattr(cfg, entry.name)) for entry in options}
+    """The keyword arguments that a configuration gives for options of a table or a head.
+
+    Raises:
+        ConfigurationError: a value outside its option's range; the message names the argument.
+    """
+    return {entry.argument: entry.as_argument(getattr(cfg, entry.name)) for entry in options}
 
 
 # Options as fields of a dataclass: of subcommands and of language models' evaluation.

@@ -41,10 +41,9 @@ def upstream(package):
     return found.union(*map(upstream, found))
 
 
-def imports(path, anywhere=True):
-    """Every dotted module name that a file imports, wherever in the file or at its top only."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for node in ast.walk(tree) if anywhere else tree.body:
+def imports(path):
+    """Every dotted module name that a file imports, in its functions too."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +92,7 @@ def test_no_files_import_each_other_in_a_circle():
     graph = {}
     for path in FILES:
         graph[path] = set()
-        for name in imports(path, anywhere=False):
+        for name in imports(path):
             parts = name.split(".")[1:] if name.startswith("spectral_fairseq.") else []
             for end in range(len(parts), 0, -1):  # the module, or the one that has the name
                 file = PACKAGE.joinpath(*parts[:end])

@@ -53,18 +53,18 @@ V_SCALE = 16.0
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
-def parse_c1(text: Union[str, float]) -> Optional[float]:
-    """The scale of a prior as a number; ``None`` stands for ``auto``.
+def parse_c1(text: Union[None, str, float]) -> Optional[float]:
+    """The scale of a prior as a number; ``None``, or ``auto``, keeps the norm of the table.
 
     Raises:
         ConfigurationError: ``text`` is neither ``auto`` nor a number.
     """
-    if text == "auto":
+    if text is None or text == "auto":
         return None
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise misspelt("`c1` to be 'auto' or a positive number", text) from None
+        raise misspelt("`value` to be 'auto' or a positive number", text) from None
 
 
 class SVDEmbedding(FactoredEmbedding):
@@ -97,29 +97,29 @@ class SVDEmbedding(FactoredEmbedding):
     options = (
         Option(
             "spectrum_prior",
-            "exponential",
-            "decay of the prior singular values of an SVD table",
+            Prior.kind,
+            "decay of the prior of the singular values",
             choices=PRIORS,
             argument="prior",
         ),
         Option(
             "spectrum_c1",
             "auto",
-            "c1: scale of an SVD table's prior, a positive number, or 'auto' to keep the Frobenius "
-            "norm that the table starts with",
+            "c1: scale of the prior, a positive number, or 'auto' to keep the Frobenius norm that "
+            "the table starts with",
             parse=parse_c1,
             argument="c1",
         ),
         Option(
             "spectrum_c2",
-            0.0005,
-            "c2 of an SVD table's exponential prior c1 exp(-c2 k^gamma)",
+            Prior.c2,
+            "c2 of the exponential prior c1 exp(-c2 k^gamma)",
             argument="c2",
         ),
         Option(
             "spectrum_gamma",
-            None,
-            "gamma of an SVD table's prior; 1 for exponential and 0.5 for polynomial if unset",
+            Prior.gamma,
+            "gamma of the prior; 1 for exponential and 0.5 for polynomial if unset",
             type=Optional[float],
             argument="gamma",
         ),
@@ -137,10 +137,10 @@ class SVDEmbedding(FactoredEmbedding):
         padding_idx: int,
         excluded_rows: Sequence[int] = (),
         *,
-        prior: str = "exponential",
-        c1: Optional[float] = None,
-        c2: float = 0.0005,
-        gamma: Optional[float] = None,
+        prior: str = Prior.kind,
+        c1: Optional[float] = Prior.c1,
+        c2: float = Prior.c2,
+        gamma: Optional[float] = Prior.gamma,
         frobenius_norm: Optional[float] = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)

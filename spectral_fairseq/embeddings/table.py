@@ -11,7 +11,6 @@ from typing import (
     ClassVar,
     Dict,
     FrozenSet,
-    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -319,20 +318,6 @@ class Table(nn.Module):
         rows = self.excluded_rows
         if not rows.is_meta:
             self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=rows.device)
-
-
-def undecayed_parameters(model: nn.Module) -> List[nn.Parameter]:
-    """The parameters of tables that weight decay should leave alone, each once.
-
-    W = U diag(sigma) V' would shrink three times as fast as a plain table if all three decayed. It
-    is linear in sigma, so decay of sigma alone is decay of W, be it L2 or decoupled.
-
-    Args:
-        model: whose tables declare them as :attr:`Table.undecayed`.
-    """
-    tables = [module for module in model.modules() if isinstance(module, Table)]
-    parameters = [getattr(table, name) for table in tables for name in table.undecayed]
-    return list({id(parameter): parameter for parameter in parameters}.values())
 
 
 def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:

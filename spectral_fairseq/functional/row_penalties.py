@@ -8,8 +8,8 @@ appendix B:
 
 Flags: ``--cosreg-weight`` 0, ``--weight-norm-weight`` 0, ``--weight-norm-target`` 2,
     ``--weight-norm-target-by-count`` off.
-In order: ``plugin/penalties.py: output_table``, ``cosine_penalty``, or
-    ``plugin/penalties.py: output_row_norms``, ``log_count_target``, ``weight_norm_penalty``.
+In order: ``methods/penalties.py: output_table``, ``cosine_penalty``, or
+    ``methods/penalties.py: output_row_norms``, ``log_count_target``, ``weight_norm_penalty``.
 """
 
 from __future__ import annotations

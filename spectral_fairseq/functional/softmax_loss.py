@@ -23,7 +23,7 @@ The z-loss changes the training alone. A soft cap is a part of the model, which 
 probabilities without it.
 
 Flags: ``--loss-form`` auto, ``--adversarial-epsilon`` 0, ``--z-loss`` 0, ``--logit-softcap``.
-In order: ``plugin/likelihood.py: form_for``, ``heads/head.py: Head.loss``,
+In order: ``plugin/likelihood_choice.py: form_for``, ``heads/head.py: Head.loss``,
     ``adversarial_margin``, ``blockwise_cross_entropy``, ``softcap_``.
 """
 

@@ -11,7 +11,7 @@ Flags: ``--spectrum-weight`` 0, ``--spectrum-prior`` exponential, ``--spectrum-c
     ``--spectrum-c2`` 0.0005, ``--spectrum-gamma``, ``--orthogonality-weights`` 0,0,0,0,
     ``--spectral-normalization-weight`` 0, ``--d-optimal-weight`` 0,
     ``--normalized-d-optimal-weight`` 0.
-In order: ``plugin/penalties.py: spectra``, ``Prior``, ``spectrum_penalty``.
+In order: ``methods/penalties.py: spectra``, ``Prior``, ``spectrum_penalty``.
 """
 
 from __future__ import annotations

@@ -26,16 +26,15 @@ before anything is written.
 Flags: ``--spectrum-decay`` 0, ``--spectrum-side`` above, ``--spectrum-slack`` 3,
     ``--spectrum-scale`` free, ``--table-centering`` 0, ``--spectrum-decay-interval`` 10,
     ``--spectrum-decay-start`` 0, ``--svd-interval`` 0.
-In order: ``plugin/control_trainer.py: control_tables``, ``ControlRule.plan``, ``plan_change``,
-    ``apply_change_``; for the factors of an SVD table ``plugin/control_trainer.py: renew_factors``,
-    ``singular_system``, ``redecomposition``.
+In order: ``plugin/control_trainer.py: control_tables``, ``methods/control.py: ControlRule.plan``,
+    ``plan_change``, ``Workers.share_change``, ``apply_change_``; for the factors of an SVD table
+    ``plugin/control_trainer.py: renew_factors``, ``singular_system``, ``redecomposition``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -54,6 +53,7 @@ from spectral_fairseq.functional.spectrum_penalties import check_rank
 
 SIDES = ("both", "above")
 SCALES = ("fixed", "free")
+SIDE, SLACK, SCALE = "above", 3.0, "free"  # where nothing else is asked for
 # A block of rows and its product stay within a few ten MiB at any usual width.
 CONTROL_ROWS = 8192
 # Singular values below this share of the largest are not raised. One rounding of all entries makes
@@ -161,9 +161,9 @@ def plan_change(
     prior: Tensor,
     rate: float,
     *,
-    side: str = "above",
-    slack: float = 3.0,
-    scale: str = "free",
+    side: str = SIDE,
+    slack: float = SLACK,
+    scale: str = SCALE,
     centering: float = 0.0,
     excluded: Optional[Tensor] = None,
     summed: Callable[[Tensor], Tensor] = lambda part: part,
@@ -263,77 +263,6 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
         weight.index_copy_(0, *kept)
 
 
-# When a table is changed, and which worker plans. After every k-th step
-#
-#     sigma_i <- sigma_i + eta k s (target_i - sigma_i),     w_j <- w_j - eta' k s mean,
-#
-# where s is the learning rate as a share of the highest one of its schedule.
-
-
-@dataclass(frozen=True)
-class ControlRule:
-    """What is done to a table, and after which steps; the fields are arguments of SpectrumControl.
-
-    Raises:
-        ConfigurationError: one of them is outside its range.
-    """
-
-    decay: float
-    slack: float
-    centering: float
-    every: int
-    start: int
-    side: str
-    scale: str
-
-    def __post_init__(self) -> None:
-        for name in ("decay", "centering"):
-            check_range(f"`{name}`", getattr(self, name), at_least=0, at_most=1)
-        for name, least in (("every", 1), ("start", 0)):
-            check_range(f"`{name}`", getattr(self, name), at_least=least, whole=True)
-        flat = torch.ones(1)
-        spectrum_target(flat, flat, side=self.side, slack=self.slack, scale=self.scale)
-
-    @property
-    def active(self) -> bool:
-        """Whether a table is ever changed."""
-        return bool(self.decay or self.centering)
-
-    def is_due(self, updates: int) -> bool:
-        """Whether a table is to be changed after that many steps."""
-        return self.active and updates > self.start and updates % self.every == 0
-
-    def plan(
-        self,
-        weight: Tensor,
-        rate: float,
-        *,
-        prior: Callable[[Tensor], Tensor],
-        excluded: Tensor,
-        summed: Callable[[Tensor], Tensor] = lambda part: part,
-    ) -> TableChange:
-        """The change that is due to a matrix, which is not yet applied.
-
-        Args:
-            weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
-            rate: s, at most 1.
-            prior: returns the singular values that the matrix is moved to, shape (d,).
-            excluded: rows that are left alone, shape (m,).
-            summed: as of :func:`plan_change`.
-        """
-        return plan_change(
-            weight,
-            prior(weight),
-            min(1.0, self.decay * self.every * rate),
-            side=self.side,
-            slack=self.slack,
-            scale=self.scale,
-            centering=min(1.0, self.centering * self.every * rate),
-            excluded=excluded,
-            summed=summed,
-        )
-
-
 def counted_norm(
     weight: Tensor, excluded: Tensor, summed: Callable[[Tensor], Tensor] = lambda part: part
 ) -> float:
@@ -348,42 +277,51 @@ def counted_norm(
     return math.sqrt(float(summed(gram.diagonal().double().sum())))
 
 
-def from_first_worker(
-    compute: Callable[[], Tensor],
-    like: Tensor,
-    group: Any = None,
-    first: int = 0,
-    together: bool = False,
-) -> Tensor:
-    """The first worker's result, on every worker: two eigensolvers need not agree on the last bit.
+class Workers(NamedTuple):
+    """The processes that hold the same table, of which the first one plans for all.
+
+    Two eigensolvers need not agree on the last bit. All call :meth:`share` with what they planned.
 
     Args:
-        compute: returns it; called by the first worker only.
-        like: of the shape, dtype and device of the result; it is written to.
         group: process group of the workers; ``None`` is all of them.
         first: the rank, among all workers, of the first one of the group.
-        together: let every worker compute, since they have to sum; the first one's result counts.
+        together: whether every worker plans, since they have to sum; the first one's plan counts.
     """
-    distributed = torch.distributed
-    if not has_workers() or distributed.get_world_size(group) == 1:
-        return compute()
-    if together or distributed.get_rank() == first:
-        like = compute().contiguous()
-    distributed.broadcast(like, first, group=group)
-    return like
 
+    group: Any = None
+    first: int = 0
+    together: bool = False
 
-def shared_plan(plan: Callable[[], TableChange], weight: Tensor, **workers: Any) -> TableChange:
-    """The first worker's change of a table, on every worker.
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return has_workers() and torch.distributed.get_world_size(self.group) > 1
 
-    Args:
-        plan: returns the change.
-        weight: what it is planned for, shape (n, d).
-        workers: further arguments of :func:`from_first_worker`.
-    """
-    dim = weight.size(1)
-    like = weight.new_empty((dim + 2, dim), dtype=torch.float64)
-    return TableChange.unpacked(from_first_worker(lambda: plan().packed(), like, **workers))
+    @property
+    def plans(self) -> bool:
+        """Whether this worker plans."""
+        return self.together or not self.several or torch.distributed.get_rank() == self.first
+
+    def share(self, planned: Optional[Tensor], shape: Tuple[int, ...], device: Any) -> Tensor:
+        """The first worker's tensor, float64, on every worker.
+
+        Args:
+            planned: what this worker planned, shape (*); ``None`` where it does not plan.
+            shape: of the tensor.
+            device: of the tensor.
+        """
+        if planned is None:
+            planned = torch.empty(shape, dtype=torch.float64, device=device)
+        if self.several:
+            planned = planned.contiguous()
+            torch.distributed.broadcast(planned, self.first, group=self.group)
+        return planned
+
+    def share_change(self, planned: Optional[TableChange], weight: Tensor) -> TableChange:
+        """The first worker's change of a table of shape (n, d), on every worker."""
+        dim = weight.size(1)
+        packed = None if planned is None else planned.packed()
+        return TableChange.unpacked(self.share(packed, (dim + 2, dim), weight.device))
 
 
 def has_workers() -> bool:

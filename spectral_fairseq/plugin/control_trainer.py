@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,17 +14,16 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.row_blocks import multiply_
 from spectral_fairseq.functional.table_control import (
-    ControlRule,
+    Workers,
     apply_change_,
-    from_first_worker,
     redecomposition,
-    shared_plan,
     singular_system,
 )
-from spectral_fairseq.plugin.control import SVD_INTERVAL, Controlled
+from spectral_fairseq.methods.control import CENTERING, DECAY
+from spectral_fairseq.methods.prior import TablePrior
+from spectral_fairseq.plugin.control import SVD_INTERVAL, TableControl
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.objective import Inputs, TablePrior
 
 
 def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
@@ -90,9 +88,10 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
         return
     weights = {name: trained_weights(optimizer, factor) for name, factor in factors.items()}
     u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
-    plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
-    like = torch.empty(v.size(0) + 1, v.size(1), dtype=torch.float64, device=v.device)
-    new = redecomposition(sigma, v, from_first_worker(plan, like, group), float(table.scale))
+    workers = Workers(group)
+    system = singular_system(u, sigma, v, table.excluded_rows) if workers.plans else None
+    system = workers.share(system, (v.size(0) + 1, v.size(1)), v.device)
+    new = redecomposition(sigma, v, system, float(table.scale))
     if new is None:
         return
     state = {key: moments(optimizer, factor) for key, factor in factors.items()}
@@ -161,23 +160,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Control(NamedTuple):
-    """What is done to the tables of one model, and when.
-
-    Attributes:
-        rule: says when the spectrum of a plain table is changed.
-        changed: that table, if it is changed.
-        svd_interval: after how many updates factors are renewed; 0 is never.
-        renewed: SVD tables whose factors are renewed.
-    """
-
-    rule: ControlRule
-    changed: Optional[Controlled]
-    svd_interval: int
-    renewed: Sequence[SVDEmbedding]
-
-
-def controls_of(trainer: Any) -> List[Control]:
+def controls_of(trainer: Any) -> List[TableControl]:
     """What is done to the tables of each model of a trainer.
 
     Raises:
@@ -192,15 +175,22 @@ def controls_of(trainer: Any) -> List[Control]:
                 "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
             )
         return []
-    controls = []
-    for objective in criterion.objectives_of(trainer.get_model()):
-        control, inputs = objective.control, Inputs(objective.parts)
-        interval = _svd_interval(trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for)
-        if control.rule.active or interval:
-            refusals.CONTROL.check(trainer.cfg)
-            renewed = control.renewed(inputs) if interval else ()
-            controls.append(Control(control.rule, control.controlled(inputs), interval, renewed))
-    return controls
+    controls = [one.control for one in criterion.objectives_of(trainer.get_model())]
+    for control in controls:
+        control.svd_interval = _svd_interval(
+            trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for
+        )
+    active = [control for control in controls if control.rule.active or control.svd_interval]
+    if active:
+        refusals.CONTROL.check(trainer.cfg)
+    if criterion.control_is_default and any(control.rule.active for control in active):
+        logger.info(
+            "the spectrum of the plain output table is controlled outside the optimiser (%s %g, "
+            "%s %g); the penalties of the paper are those on an SVD table, of an arch "
+            "transformer_sc* or with --embedding-type svd",
+            *(DECAY.flag, active[0].rule.decay, CENTERING.flag, active[0].rule.centering),
+        )
+    return active
 
 
 def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
@@ -229,22 +219,18 @@ def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
 
 
 @torch.no_grad()
-def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
+def control_tables(trainer: Any, controls: List[TableControl], lr: float) -> None:
     """Change the tables if that is due after the latest update, which had the learning rate lr.
 
     Raises:
         DataError: a table with infinity or NaN in it; no table is written.
     """
     updates = trainer.get_num_updates()
-    changed = [
-        control.changed
-        for control in controls
-        if control.changed is not None and control.rule.is_due(updates)
-    ]
-    if changed:
+    due = [control for control in controls if control.rule.is_due(updates)]
+    if due:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-        _change_all(_once(changed, lambda table: table.parameter), trainer, lr_share)
+        _change_all(_once(due, lambda control: control.table), trainer, lr_share)
     renewed = [
         table
         for control in controls
@@ -266,19 +252,21 @@ def _highest_lr(trainer: Any) -> float:
     return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
-def _change_all(controlled: Iterable[Controlled], trainer: Any, lr_share: float) -> None:
+def _change_all(controls: Iterable[TableControl], trainer: Any, lr_share: float) -> None:
     """Plan the change of every table before the first one is written."""
+    workers = Workers(trainer.data_parallel_process_group)
     planned = []
-    for controlled_table in controlled:
-        weight = trained_weights(trainer.optimizer, controlled_table.parameter)
-        plan = functools.partial(controlled_table.plan, weight, lr_share)
-        change = shared_plan(plan, weight, group=trainer.data_parallel_process_group)
+    for control in controls:
+        table: Any = control.table
+        weight = trained_weights(trainer.optimizer, table)
+        change = control.plan(weight, lr_share) if workers.plans else None
+        change = workers.share_change(change, weight)
         change.check()
-        planned.append((controlled_table, weight, change))
-    for controlled_table, weight, change in planned:
-        apply_change_(weight, change, controlled_table.excluded)
-        if weight.data_ptr() != controlled_table.parameter.data_ptr():
-            controlled_table.parameter.copy_(weight)
+        planned.append((table, weight, change, control.excluded(weight)))
+    for table, weight, change, excluded in planned:
+        apply_change_(weight, change, excluded)
+        if weight.data_ptr() != table.data_ptr():
+            table.copy_(weight)
 
 
 def _once(items: Iterable[T], key: Callable[[T], Any]) -> List[T]:
@@ -293,7 +281,7 @@ class ControlledTables(Listener):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self.controls: Optional[List[Control]] = None
+        self.controls: Optional[List[TableControl]] = None
         self.lr = 0.0
 
     def begin_training(self) -> None:

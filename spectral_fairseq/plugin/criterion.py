@@ -21,8 +21,10 @@ from torch import nn
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
 from spectral_fairseq.functional.blocks import smoothing_weights
+from spectral_fairseq.methods.penalties import AN_SVD_TABLE
+from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import idle_flags, read_options
-from spectral_fairseq.plugin import control, likelihood, penalties
+from spectral_fairseq.plugin import control, likelihood, likelihood_choice
 from spectral_fairseq.plugin.dropout import (
     FAIRSEQ_DROPOUT,
     FAST_DROPOUT,
@@ -30,15 +32,16 @@ from spectral_fairseq.plugin.dropout import (
     draws_masks_fast,
 )
 from spectral_fairseq.plugin.find import decoder_of, find_svd_tables, models_in, unwrapped
-from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, LossForm, drops
+from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, drops
+from spectral_fairseq.plugin.likelihood_choice import LossForm
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import (
     A_PENALTY,
-    AN_SVD_TABLE,
+    PENALTY_FLAGS,
+    TERM_NAMES,
     Inputs,
     Parts,
     Penalties,
-    TablePrior,
     Words,
     log_terms,
     prior_from_flags,
@@ -56,7 +59,7 @@ from spectral_fairseq.plugin.spectrum_log import (
 logger = logging.getLogger(__name__)
 
 OPTIONS = (
-    *penalties.FLAGS,
+    *PENALTY_FLAGS,
     *control.FLAGS,
     *likelihood.FLAGS,
     FAST_DROPOUT,
@@ -120,7 +123,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
         self._likelihood_options = likelihood.options_of(cfg)
-        self._prior = prior_from_flags(cfg)
         self._check_flags()
         self.num_updates = 0
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
@@ -135,13 +137,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
         return self._cfg.svd_interval is not None
 
+    @property
+    def control_is_default(self) -> bool:
+        """Whether ``--criterion spectrum_control`` chose the control of a plain table."""
+        return self._cfg.spectrum_decay is None and self._cfg.table_centering is None
+
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""
         words = self._words_of(self._task.target_dictionary)
         cfg = control.with_method(self._cfg, has_svd=True)
-        parts = Parts(nn.Module(), words, TablePrior(self._prior))
-        Penalties(penalties.PENALTIES, cfg, parts)
-        control.TableControl(cfg)
+        parts = Parts(nn.Module(), words, prior_from_flags(cfg))
+        Penalties(cfg, parts)
+        control.TableControl(cfg, parts)
 
     def objective_of(self, model: nn.Module) -> Objective:
         """What is done with a model, wrapped for data parallelism or not.
@@ -152,7 +159,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if bound is None or bound.device != next(model.parameters()).device:
             inner = unwrapped(model)
             # The norm that it remembers is that of the same table, wherever that is now.
-            kept = TablePrior(self._prior) if bound is None else bound.parts.prior
+            kept = prior_from_flags(self._cfg) if bound is None else bound.parts.prior
             bound = self._bind(model, kept) if inner is model else self.objective_of(inner)
             self._bound[model] = bound
         return bound
@@ -172,16 +179,16 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         name = type(model).__name__
         parts = Parts(decoder, words, table_prior, tables, name)
         options = self._likelihood_options
-        form = likelihood.form_for(self, options, model, words.rows)
+        form = likelihood_choice.form_for(self, options, model, words.rows)
         cfg = control.with_method(self._cfg, bool(tables))
         return Objective(
             next(model.parameters()).device,
             parts,
             form,
-            likelihood.likelihood_term(self, parts, options, form),
-            likelihood.plain_likelihood(self, parts, form),
-            Penalties(penalties.PENALTIES, cfg, parts),
-            control.TableControl(cfg),
+            likelihood_choice.likelihood_term(self, parts, options, form),
+            likelihood_choice.plain_likelihood(self, parts, form),
+            Penalties(cfg, parts),
+            control.TableControl(cfg, parts),
         )
 
     def _words_of(self, dictionary: Any) -> Words:
@@ -212,7 +219,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             logger.warning("%s has no effect without %s", flag, idle[0][flag])
         for inner, objective in zip(models, bound):
             objective.penalties.check(inner)
-            objective.control.check(Inputs(objective.parts))
+            objective.control.check()
             self.log_spectrum.check(Inputs(objective.parts))
             objective.likelihood.check()
 
@@ -296,7 +303,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         else:  # of no tokens there is no mean: neither nan, as after a divergence, nor 0
             for name in ("loss", "nll_loss"):
                 metrics.log_scalar(name, None, 0)
-        reduce_terms(logging_outputs, penalties.NAMES)
+        reduce_terms(logging_outputs, TERM_NAMES)
         if any(TABLES in log for log in logging_outputs):
             reduce_spectrum(logging_outputs)
 

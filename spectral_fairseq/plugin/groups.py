@@ -1,10 +1,9 @@
 """Two groups of parameters in fairseq's optimiser, so that weight decay acts once on an SVD table.
 
-fairseq builds an optimiser with one group. An SVD table stores W = U diag(sigma) V', and decay of
-all three would shrink W three times as fast as that of a plain table; W is linear in sigma, so
-decay of sigma alone is decay of W, in the L2 form of SGD as in the decoupled form of fairseq's
-Adam. U and V get a group without decay. Each group keeps at which places its parameters were in the
-one group, so that a state is restored whether its optimiser was split or not.
+fairseq builds an optimiser with one group, in which vectors decay as matrices do. U and V of an SVD
+table get a group without decay; methods/groups.py says why. Each group keeps at which places its
+parameters were in the one group, so that a state is restored whether its optimiser was split or
+not.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.lm.averaged_sgd import saved_groups
+from spectral_fairseq.methods.groups import undecayed_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -1,30 +1,24 @@
-"""The likelihood term of the objective: the plain one, in two forms, and the choice among all.
+"""The likelihood term of the objective: its flags, and the plain one, in two forms.
 
 The plain likelihood is computed from the scores of all words at once, as fairseq makes them, or by
 blocks. Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less
-time too: the scores of a batch are freed and faulted in anew at every update. Which form is faster
-on a GPU has not been measured, so there only scores that would fill it up are cut into blocks. The
-z-loss is added to either form; the other methods, which change the likelihood, are in
-the files likelihood_*.py.
+time too: the scores of a batch are freed and faulted in anew at every update. The z-loss is added
+to either form; the other methods, which change the likelihood, are in the files likelihood_*.py,
+and the choice among all is in likelihood_choice.py.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Tuple
 
 import torch
-from fairseq import models
-from fairseq.models import lstm as fairseq_lstm
-from fairseq.models import transformer as fairseq_transformer
-from fairseq.models.bart import BARTModel
-from fairseq.models.transformer_align import TransformerAlignModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.precision import HALVES, widened
+from spectral_fairseq.errors import arguments_as_flags
+from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
@@ -34,9 +28,7 @@ from spectral_fairseq.functional.softmax_loss import (
 from spectral_fairseq.heads.head import Head, SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
 from spectral_fairseq.plugin.find import (
-    calls_output_layer,
     check_output_layer,
-    decoder_of,
     head_of,
     output_matrix,
     softmax_operands,
@@ -54,6 +46,52 @@ LOSS_FORM = Option(
     "adaptive softmax take losses of their own, which hold no such scores either",
     choices=("auto", "blockwise", "dense"),
 )
+
+
+ADVERSARIAL_EPSILON = weight_option(
+    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
+)
+DROPOUT = "dropout, by which its two passes differ"
+RDROP_WEIGHT = Option(
+    "rdrop_weight",
+    0.0,
+    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
+    "distributions",
+    at_least=0,
+    needs=(DROPOUT,),
+)
+Z_LOSS = weight_option(
+    "z_loss",
+    "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
+    "sum of the exponentials of all scores; 1e-4 is usual",
+)
+FLAGS = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, Z_LOSS, LOSS_FORM)
+# Each changes the likelihood in a way of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, Z_LOSS)
+
+
+def options_of(cfg: Any) -> Any:
+    """The parsed values of :data:`FLAGS`.
+
+    Raises:
+        ConfigurationError: a value outside its range, or flags that exclude each other.
+    """
+    options = read_options(FLAGS, cfg)
+    used = [entry.flag for entry in EXCLUSIVE if getattr(options, entry.name)]
+    if len(used) > 1:
+        raise refusals.SEVERAL_METHODS.error(" and ".join(used))
+    if options.adversarial_epsilon and options.loss_form == "dense":
+        raise refusals.DENSE_ADVERSARIAL.error("--loss-form dense")
+    return options
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether any module of the model has a probability of dropping something."""
+    settings = (item for module in model.modules() for item in vars(module).items())
+    return any(
+        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
 
 
 class Likelihood(NamedTuple):
@@ -270,206 +308,3 @@ class Blockwise(FullScores):
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
         return self.likelihood(Losses(*net_output[0]), net_output, sample)
-
-
-# Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
-SHARE, COPIES, BYTES = 1 / 3, 3, 4
-
-# On a CPU blocks of bfloat16 take less time from about 2 d tokens on, for any vocabulary: the
-# gradient of the table is summed in float32 (benchmarks/bench_loss_form.py).
-TOKENS_PER_DIMENSION = 2
-
-
-class LossForm(NamedTuple):
-    """The form in which a model's loss is computed.
-
-    Attributes:
-        blockwise: take blocks of scores.
-        why: the reason, as the end of a sentence.
-        dense_up_to: number of tokens up to which a batch takes the dense form nevertheless.
-    """
-
-    blockwise: bool
-    why: str
-    dense_up_to: float = 0
-
-    def __str__(self) -> str:
-        if self.dense_up_to:
-            return f"dense up to {self.dense_up_to:.0f} tokens and blockwise beyond: {self.why}"
-        return f"{'blockwise' if self.blockwise else 'dense'}: {self.why}"
-
-
-def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> LossForm:
-    """The form for a model of N words, in training and in evaluation.
-
-    Raises:
-        UnsupportedError: the z-loss or the margin of scores that may not be those of a softmax.
-    """
-    asked = options.loss_form
-    obstacle = obstacle_to_blocks(model, num_words)
-    if options.z_loss and obstacle is not None:
-        raise refusals.Z_LOSS.error(obstacle)
-    if options.adversarial_epsilon and obstacle is not None and asked == "auto":
-        raise refusals.ADVERSARIAL.error(obstacle)
-    if asked != "auto":
-        return LossForm(asked == "blockwise", "as the flags ask for")
-    if obstacle is not None:
-        return LossForm(False, obstacle)
-    head = head_of(model)
-    if getattr(head, "own_loss", False):
-        return LossForm(True, f"{type(head).__name__} has a loss of its own")
-    if criterion.report_accuracy:
-        return LossForm(False, "--report-accuracy needs the scores of all words")
-    parameter = next(model.parameters())
-    device = parameter.device
-    if device.type == "cpu":
-        why = "on a CPU this takes less time and memory"
-        if parameter.dtype not in HALVES:
-            return LossForm(True, why)
-        with torch.no_grad():
-            dim = output_matrix(model, num_words).size(1)
-        return LossForm(True, why, TOKENS_PER_DIMENSION * dim - 1)
-    if device.type == "cuda":
-        _, memory = torch.cuda.mem_get_info(device)  # all of it, used or not
-        tokens = memory * SHARE // (num_words * COPIES * BYTES)
-        return LossForm(True, "the scores of more would fill up the GPU", max(tokens, 1))
-    return LossForm(False, f"blocks have not been tried on {device.type}")
-
-
-# The decoders whose ``output_layer`` computes nothing but W h + b, or calls the head.
-_OUTPUT_LAYERS = (
-    fairseq_transformer.TransformerDecoderBase.output_layer,
-    fairseq_lstm.LSTMDecoder.output_layer,
-)
-# The forward passes, of models and decoders, that return what the output layer does.
-_FORWARD_PASSES = (
-    models.FairseqEncoderDecoderModel.forward,
-    models.FairseqLanguageModel.forward,
-    fairseq_transformer.TransformerModelBase.forward,
-    TransformerAlignModel.forward,
-    BARTModel.forward,
-    fairseq_lstm.LSTMModel.forward,
-    fairseq_transformer.TransformerDecoderBase.forward,
-    fairseq_lstm.LSTMDecoder.forward,
-)
-# The softmax of whatever the output layer returns.
-_PROBABILITIES = (
-    models.BaseFairseqModel,
-    models.FairseqDecoder,
-    models.FairseqEncoderDecoderModel,
-    fairseq_transformer.TransformerModelBase,
-)
-
-
-def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
-    """Why blocks of scores might be another loss than that of this model's scores; or ``None``.
-
-    Architectures of others may compute anything: those that are not known keep the dense form
-    unless it is asked for.
-    """
-    decoder = decoder_of(model)
-    name = type(decoder).__name__
-    if not calls_output_layer(decoder):
-        return f"{name} calls no output_layer"
-    for owner in (model, decoder):
-        forward = type(owner).forward
-        if forward not in _FORWARD_PASSES and not forward.__module__.startswith(
-            "spectral_fairseq."
-        ):
-            return f"{type(owner).__name__} has a forward pass of its own"
-    head = head_of(model)
-    if isinstance(head, Head):
-        return None
-    if getattr(type(decoder), "output_layer", None) not in _OUTPUT_LAYERS:
-        return f"{name} has an output_layer of its own"
-    for owner in (model, decoder):
-        method = getattr(getattr(owner, "get_normalized_probs", None), "__func__", None)
-        if method not in [vars(known).get("get_normalized_probs") for known in _PROBABILITIES]:
-            return f"{type(owner).__name__} computes its probabilities in its own way"
-    try:
-        table = output_matrix(model, num_words)
-    except ConfigurationError:
-        return f"{name} has no single output table"
-    plain = head is None or type(head) is nn.Linear
-    if not plain or not isinstance(table, nn.Parameter):
-        return f"the output layer of {name} is no plain one"
-    return None
-
-
-# Which likelihood is trained: the flags, and the choice.
-
-
-ADVERSARIAL_EPSILON = weight_option(
-    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
-)
-DROPOUT = "dropout, by which its two passes differ"
-RDROP_WEIGHT = Option(
-    "rdrop_weight",
-    0.0,
-    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
-    "distributions",
-    at_least=0,
-    needs=(DROPOUT,),
-)
-Z_LOSS = weight_option(
-    "z_loss",
-    "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
-    "sum of the exponentials of all scores; 1e-4 is usual",
-)
-FLAGS = (
-    ADVERSARIAL_EPSILON,
-    RDROP_WEIGHT,
-    Z_LOSS,
-    LOSS_FORM,
-)
-# Each changes the likelihood in a way of its own.
-EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, Z_LOSS)
-
-
-def options_of(cfg: Any) -> Any:
-    """The parsed values of :data:`FLAGS`.
-
-    Raises:
-        ConfigurationError: a value outside its range, or flags that exclude each other.
-    """
-    options = read_options(FLAGS, cfg)
-    used = [entry.flag for entry in EXCLUSIVE if getattr(options, entry.name)]
-    if len(used) > 1:
-        raise refusals.SEVERAL_METHODS.error(" and ".join(used))
-    if options.adversarial_epsilon and options.loss_form == "dense":
-        raise refusals.DENSE_ADVERSARIAL.error("--loss-form dense")
-    return options
-
-
-def drops(model: nn.Module) -> bool:
-    """Whether any module of the model has a probability of dropping something."""
-    settings = (item for module in model.modules() for item in vars(module).items())
-    return any(
-        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
-        for name, value in settings
-    )
-
-
-def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) -> LikelihoodTerm:
-    """The way that the flags and the model's output layer ask for, in training.
-
-    What no flag asks for is not imported.
-    """
-    if options.adversarial_epsilon:
-        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial
-
-        return Adversarial(criterion, parts, options.adversarial_epsilon)
-    if options.rdrop_weight:
-        from spectral_fairseq.plugin.likelihood_consistency import Consistency
-
-        return Consistency(criterion, parts, options)
-    return plain_likelihood(criterion, parts, form, options.z_loss)
-
-
-def plain_likelihood(
-    criterion: Any, parts: Parts, form: LossForm, z_loss: float = 0.0
-) -> LikelihoodTerm:
-    """The likelihood that is reported in evaluation, and trained where no method changes it."""
-    if form.blockwise:
-        return Blockwise(criterion, parts, form.dense_up_to, z_loss)
-    return FullScores(criterion, parts, z_loss)

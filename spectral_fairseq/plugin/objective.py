@@ -23,9 +23,9 @@ update, and kept in the extra state of checkpoints, so that a resumed run goes o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.logging import metrics
@@ -33,88 +33,36 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
-from spectral_fairseq.errors import arguments_as_flags, misspelt
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
-from spectral_fairseq.functional.spectrum_penalties import Prior
-from spectral_fairseq.functional.table_control import counted_norm
+from spectral_fairseq.methods import prior
+from spectral_fairseq.methods.penalties import (
+    PENALTIES,
+    OutputTable,
+    Penalty,
+    PerDevice,
+    output_table,
+)
+from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import Option, arguments, flags_by_argument, read_options
+from spectral_fairseq.plugin import find
 from spectral_fairseq.plugin.counts import training_counts
 from spectral_fairseq.plugin.registry import uncounted_rows
 
-# The prior of a table without factors, whose flags the criterion has.
+# The flags of the prior of a table without factors.
+_FLAGS_OF_PRIOR = flags_by_argument(prior.OPTIONS)
+_FLAGS_OF_PRIOR["kind"] = _FLAGS_OF_PRIOR["prior"]
 
 
-PRIOR_OPTIONS = tuple(
-    entry for entry in SVDEmbedding.options if entry.argument in ("prior", "c1", "c2", "gamma")
-)
-AN_SVD_TABLE = "an SVD table"
-PRIOR_FLAGS = tuple(
-    replace(
-        entry,
-        help=entry.help.replace("an SVD table", "a plain table"),
-        parse=None,
-        needs=("spectrum_weight", "spectrum_decay", AN_SVD_TABLE),
-    )
-    for entry in PRIOR_OPTIONS
-)
-
-_NAMES = flags_by_argument(PRIOR_OPTIONS)
-_NAMES["kind"] = _NAMES.pop("prior")
-
-
-def prior_from_flags(cfg: Any) -> Prior:
-    """The prior that a configuration with the fields of :data:`PRIOR_FLAGS` describes.
+def prior_from_flags(cfg: Any) -> TablePrior:
+    """The prior that a criterion's configuration describes, of a table yet to be seen.
 
     Raises:
         ConfigurationError: a value outside its range.
     """
-    with arguments_as_flags(prior=_NAMES["kind"], **_NAMES):
-        values = arguments(PRIOR_OPTIONS, cfg)
-        return Prior(kind=values.pop("prior"), **values)
-
-
-class TablePrior:
-    """The prior of one table, which remembers the norm that an automatic c1 refers to.
-
-    Args:
-        prior: for tables of any width.
-
-    Attributes:
-        start_norm: Frobenius norm of the rows that counted when it was first asked for, or as
-            restored.
-    """
-
-    def __init__(self, prior: Prior) -> None:
-        self._prior = prior
-        self.start_norm: Optional[float] = None
-
-    def __call__(self, weight: Tensor, excluded: Tensor) -> Tensor:
-        """The prior's singular values, largest first, float64, shape (d,).
-
-        Args:
-            weight: the table, shape (N, d).
-            excluded: rows that are not counted.
-
-        Raises:
-            ConfigurationError: the prior leaves directions unused at this width.
-        """
-        if self._prior.c1 is None and self.start_norm is None:
-            self.start_norm = counted_norm(weight, excluded)
-        with arguments_as_flags(**_NAMES):
-            return self._prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
-
-
-class PerDevice:
-    """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting."""
-
-    def __init__(self, constant: Tensor) -> None:
-        self._copies: Dict[torch.device, Tensor] = {constant.device: constant}
-
-    def on(self, device: torch.device) -> Tensor:
-        """The constant on ``device``."""
-        if device not in self._copies:
-            self._copies[device] = next(iter(self._copies.values())).to(device)
-        return self._copies[device]
+    with arguments_as_flags(**_FLAGS_OF_PRIOR):
+        found = prior.prior_of(arguments(prior.OPTIONS, cfg))
+    return TablePrior(found, _FLAGS_OF_PRIOR)
 
 
 class Words:
@@ -171,65 +119,40 @@ class Parts:
     model_name: str = ""
 
 
-class Inputs:
-    """A model at one update; what several penalties need of it is computed once.
+class Inputs(OutputTable):
+    """The output table of a fairseq model at one update.
 
     Args:
         parts: of the model.
     """
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__()
         self.parts = parts
         self.decoder, self.words = parts.decoder, parts.words
-        self._found: Dict[Input, Any] = {}
-
-    def get(self, need: Input) -> Any:
-        """What ``need`` returns for this model."""
-        if need not in self._found:
-            self._found[need] = need(self)
-        return self._found[need]
-
-
-Input = Callable[[Inputs], Any]
-
-
-# What a penalty is: one declaration, from which its flags, checks, values and logs follow.
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """A term ``weight * R`` of the objective, R a function of the model's parameters.
-
-    Args:
-        name: key of R in the training logs.
-        weight: flag of the weight; a weight of 0 costs nothing. A flag that parses to several
-            numbers weighs the parts of R, which then enters the objective as it is.
-        needs: what R is computed from, one of the functions above; it refuses models that lack it,
-            and finds ``None`` where it is a matter of a batch and there is none.
-        value: R, a scalar, from what ``needs`` found and the options: the parsed values of all
-            flags of this penalty, by name. Called in float32, outside autocast.
-        settings: further flags.
-        for_words: completes the options for a dictionary; called once for each dictionary.
-        lazy: whether R of a model is computed every k-th update only; see Note [Lazy penalties].
-    """
-
-    name: str
-    weight: Option
-    needs: Input
-    value: Callable[[Any, Any], Tensor]
-    settings: Tuple[Option, ...] = ()
-    for_words: Callable[[Any, Words], Any] = lambda options, _: options
-    lazy: Callable[[Inputs], bool] = lambda _: True
+        self.module, self.svd_tables = find.table_module(parts.decoder), parts.svd_tables
 
     @property
-    def flags(self) -> Tuple[Option, ...]:
-        """All flags of this penalty."""
-        return (self.weight, *self.settings)
+    def device(self) -> torch.device:
+        """Of the decoder."""
+        return next(self.decoder.parameters()).device
 
-    def factor(self, options: Any) -> float:
-        """The factor of R in the objective; 0 if the penalty is off."""
-        weight = getattr(options, self.weight.name)
-        return float(any(weight)) if isinstance(weight, tuple) else weight
+    def weight(self) -> Tuple[Tensor, Tensor]:
+        """See the base class."""
+        weight = find.output_matrix(self.decoder, self.words.rows).float()
+        return weight, self.words.excluded_on(weight.device)
+
+    def prior(self) -> Tensor:
+        """See the base class."""
+        return self.parts.prior(*self.get(output_table))
+
+    def refuse_without_svd_table(self) -> None:
+        """See the base class."""
+        raise ConfigurationError(
+            "a model with an SVD table for `weight`",
+            f"none in {self.parts.model_name}",
+            "Use --embedding-type svd with an arch of this package, or drop `weight`.",
+        )
 
 
 class Term(NamedTuple):
@@ -285,12 +208,14 @@ PENALTY_INTERVAL = Option(
 )
 
 
+PENALTY_FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
+
+
 class Penalties:
     """The penalties that a configuration turns on, of one model.
 
     Args:
-        known: all penalties that there are.
-        cfg: a configuration with the fields of their flags, and of :data:`PENALTY_INTERVAL`.
+        cfg: a configuration with the fields of :data:`PENALTY_FLAGS`.
         parts: of the model.
 
     Raises:
@@ -298,11 +223,10 @@ class Penalties:
         DataError: the dictionary lacks what a penalty needs.
     """
 
-    def __init__(self, known: Sequence[Penalty], cfg: Any, parts: Parts) -> None:
+    def __init__(self, cfg: Any, parts: Parts) -> None:
         self._parts = parts
-        flags = (flag for penalty in known for flag in penalty.flags)
-        self._flags = read_options((*flags, PENALTY_INTERVAL), cfg)
-        self._active = [penalty for penalty in known if penalty.factor(self._flags)]
+        self._flags = read_options(PENALTY_FLAGS, cfg)
+        self._active = [penalty for penalty in PENALTIES if penalty.factor(self._flags)]
         self._options = {
             penalty.name: penalty.for_words(self._flags, parts.words) for penalty in self._active
         }
@@ -375,13 +299,14 @@ class Penalties:
         return self._last
 
     def _terms(self, penalties: Iterable[Penalty], inputs: Inputs) -> List[Term]:
-        terms = []
-        device = next(inputs.decoder.parameters()).device
-        with torch.autocast(device.type, enabled=False):
-            for penalty in penalties:
-                value = penalty.value(inputs.get(penalty.needs), self._options[penalty.name])
-                terms.append(Term(penalty.name, penalty.factor(self._flags), value))
-        return terms
+        return [
+            Term(
+                penalty.name,
+                penalty.factor(self._flags),
+                penalty.of(inputs, self._options[penalty.name]),
+            )
+            for penalty in penalties
+        ]
 
 
 # Penalties that a recurrent model computes on its own activations: AR and TAR.
@@ -408,7 +333,7 @@ def reported_terms(net_output: Any) -> List[Term]:
 
 # What likelihood_consistency.py and the z-loss measure, for each token.
 R_DROP, SQUARED_LOG_Z = "r_drop", "z_loss"
-MEASURE_NAMES = (R_DROP, SQUARED_LOG_Z)
+TERM_NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, R_DROP, SQUARED_LOG_Z)
 
 
 def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:

@@ -18,7 +18,6 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.heads import Head
 from spectral_fairseq.plugin.criterion import Objective, objectives_in
 from spectral_fairseq.plugin.likelihood import LOSS_FORM
-from spectral_fairseq.plugin.objective import Inputs
 
 _FLAG = "--quantization-config-path"
 
@@ -70,9 +69,9 @@ def _refuse(name: str, ours: str) -> None:
 def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
     """Flags, and the ids of the parameters or modules that they hold on to."""
     for objective in objectives_in(trainer):
-        table = objective.control.controlled(Inputs(objective.parts))
+        table = objective.control.table
         if table is not None:
-            yield table.flag, _ids([table.parameter])
+            yield objective.control.flag, _ids([table])
 
 
 def _ids(held: Any) -> Set[int]:

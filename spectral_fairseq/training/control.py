@@ -3,7 +3,7 @@
 :class:`SpectrumControl` changes a plain table between the steps of any optimiser; what is done is
 told in :mod:`spectral_fairseq.functional.table_control`, and the defaults are those of the
 criterion ``spectrum_control`` for a plain table. :class:`TablePenalty` is the weighted sum of the
-penalties of :mod:`spectral_fairseq.functional`, also on the factors of a table.
+penalties of :mod:`spectral_fairseq.methods.penalties`, also on the factors of a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from types import SimpleNamespace
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -20,34 +21,24 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import (
     ConfigurationError,
     UnsupportedError,
+    arguments_as_flags,
     check_choice,
     check_range,
     listed,
 )
+from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import (
-    cosine_penalty,
-    weight_norm_penalty,
-)
-from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import (
-    Prior,
-    check_rank,
-    d_optimal_penalty,
-    normalized_d_optimal_penalty,
-    orthogonality_penalty,
-    spectral_normalization_penalty,
-    spectrum_penalty,
-)
+from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
 from spectral_fairseq.functional.table_control import (
-    ControlRule,
     TableChange,
+    Workers,
     apply_change_,
     counted_norm,
     has_workers,
-    shared_plan,
 )
+from spectral_fairseq.methods.control import ControlRule
+from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
+from spectral_fairseq.methods.prior import TablePrior, prior_of
 from spectral_fairseq.training.modules import (
     check_has_owner,
     check_not_sharded,
@@ -166,17 +157,17 @@ class SpectrumControl:
         self,
         model: Optional[Union[nn.Module, Tensor]] = None,
         *,
-        decay: float = 0.01,
-        slack: float = 3.0,
-        centering: float = 0.01,
-        every: int = 10,
-        start: int = 0,
-        side: str = "above",
-        scale: str = "free",
-        prior: str = "exponential",
-        c1: Optional[float] = None,
-        c2: float = 0.0005,
-        gamma: Optional[float] = None,
+        decay: float = ControlRule.decay,
+        slack: float = ControlRule.slack,
+        centering: float = ControlRule.centering,
+        every: int = ControlRule.every,
+        start: int = ControlRule.start,
+        side: str = ControlRule.side,
+        scale: str = ControlRule.scale,
+        prior: str = Prior.kind,
+        c1: Optional[float] = Prior.c1,
+        c2: float = Prior.c2,
+        gamma: Optional[float] = Prior.gamma,
         excluded: Optional[Sequence[int]] = None,
         group: Any = None,
     ) -> None:
@@ -265,9 +256,9 @@ class SpectrumControl:
         part, excluded = self._part(weight)
         group = part.group or self._group
         first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
-        plan = functools.partial(self.plan, weight, rate)
-        together = part.group is not None
-        change = shared_plan(plan, part.rows, group=group, first=first, together=together)
+        workers = Workers(group, first, together=part.group is not None)
+        change = self.plan(weight, rate) if workers.plans else None
+        change = workers.share_change(change, part.rows)
         if rate > 0:
             self._warn_if_untrained(part.rows)
         apply_change_(part.rows, change, excluded)
@@ -321,7 +312,8 @@ class SpectrumControl:
             rate: as for :meth:`step`.
         """
         part, excluded = self._part(weight)
-        prior = functools.partial(self._spectrum, weight)
+        self._start_norm = self._start_norm or self._norm(weight)
+        prior = self._prior.spectrum(weight.size(1), self._start_norm).to(part.rows.device)
         return self.rule.plan(
             part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
         )
@@ -331,10 +323,6 @@ class SpectrumControl:
         part = row_shard(weight) or RowShard(weight, 0, None)
         excluded = part.own(self.excluded)
         return part, torch.tensor(excluded, dtype=torch.long, device=part.rows.device)
-
-    def _spectrum(self, weight: Tensor, _: Tensor) -> Tensor:
-        self._start_norm = self._start_norm or self._norm(weight)
-        return self._prior.spectrum(weight.size(1), self._start_norm).to(weight.device)
 
     def state_dict(self) -> Dict[str, Any]:
         """What a resumed training needs beside the model: numbers that JSON can hold."""
@@ -384,20 +372,37 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
 # Penalties on the table, weighted and summed.
 
 
-def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
+class _TableOf(OutputTable):
+    """The output table of a model of torch, with the rows of it that are left out."""
 
+    def __init__(
+        self, model: Union[nn.Module, Tensor], excluded: Sequence[int], prior: TablePrior
+    ) -> None:
+        super().__init__()
+        self._weight = weight_of(model, "TablePenalty")
+        self._excluded, self._prior = excluded, prior
+        layer = output_layer(model) if isinstance(model, nn.Module) else None
+        self.module = layer.used_table if isinstance(layer, FactoredLayer) else None
+        self.svd_tables = (self.module,) if isinstance(self.module, SVDEmbedding) else ()
 
-OF_SPECTRUM = {
-    "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
-    "d_optimal": _of_spectrum(d_optimal_penalty),
-    "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
-}
-PENALTIES: Dict[str, Callable[..., Tensor]] = {
-    "cosine": cosine_penalty,
-    **OF_SPECTRUM,
-}
-OF_FACTORS = ("spectrum", "orthogonality")
+    @property
+    def device(self) -> torch.device:
+        """See the base class."""
+        return self._weight.device
+
+    def weight(self) -> Tuple[Tensor, Tensor]:
+        """See the base class."""
+        rows = torch.tensor(self._excluded, dtype=torch.long, device=self.device)
+        return widened(self._weight), rows
+
+    def prior(self) -> Tensor:
+        """See the base class."""
+        return self._prior(*self.get(output_table))
+
+    def refuse_without_svd_table(self) -> None:
+        """See the base class."""
+        wanted, remedy = "a table of factors for `weight`", "Call factor_(model) first."
+        raise ConfigurationError(wanted, "one without", remedy)
 
 
 class TablePenalty:
@@ -409,36 +414,43 @@ class TablePenalty:
     Args:
         model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
             it to :meth:`bind`, which ``fused_loss_`` and ``mixture_`` call with theirs.
-        weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
-        norm_target: nu of ``weight_norm``.
         excluded: rows that are left out; negative ones are counted from the end.
-        **weights: of ``cosine``, ``spectral_normalization``, ``d_optimal`` and
-            ``normalized_d_optimal``, whose definitions are those of
-            :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
-            the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared
-            distances of U'U and V'V from I.
+        **options: weights, by the names of
+            :data:`~spectral_fairseq.methods.penalties.PENALTIES`, such as ``cosine=1.0``, and their
+            settings: ``norm_target``, nu of ``weight_norm``, and ``prior``, ``c1``, ``c2`` and
+            ``gamma`` of ``spectrum`` for a table without factors. Of a table of ``factor_`` the
+            singular values are the learned ones; ``orthogonality``, the sum of the squared
+            distances of U'U and V'V from I, is for such a table only. An automatic ``c1`` refers to
+            the norm that the table has when this object is made.
 
     Raises:
-        ConfigurationError: an unknown name, a negative weight, a row that is not in the table, no
-            table, a penalty on factors for a table without them, or one on singular values for one
-            with fewer rows than dimensions.
+        ConfigurationError: an unknown name, a value outside its range, a row that is not in the
+            table, no table, ``orthogonality`` of a table without factors, or a penalty on singular
+            values of one with fewer rows than dimensions.
     """
 
     def __init__(
         self,
         model: Optional[Union[nn.Module, Tensor]] = None,
         *,
-        weight_norm: float = 0.0,
-        norm_target: float = 1.0,
         excluded: Sequence[int] = (),
-        **weights: float,
+        **options: Any,
     ) -> None:
-        known = ("weight_norm", *PENALTIES, *OF_FACTORS)
-        for name, weight in {"weight_norm": weight_norm, **weights}.items():
-            check_choice("a penalty", name, known)
+        settings = [entry for penalty in PENALTIES for entry in penalty.settings if entry.argument]
+        names = [penalty.name for penalty in PENALTIES]
+        for name in options:
+            check_choice("a penalty", name, [*names, *(entry.argument for entry in settings)])
+        self.weights = {name: options.get(name, 0.0) for name in names}
+        for name, weight in self.weights.items():
             check_range(f"`{name}`", weight, at_least=0)
-        self.weights, self._given_excluded = weights, excluded
-        self.weight_norm, self.norm_target = weight_norm, norm_target
+        values = {
+            entry.argument: entry.as_argument(options.get(entry.argument, entry.default))
+            for entry in settings
+        }
+        self._given_excluded = excluded
+        self._prior = TablePrior(prior_of(values))
+        self._active = [penalty for penalty in PENALTIES if self.weights[penalty.name]]
+        self._options = {one.name: one.for_words(_options(one, values), None) for one in PENALTIES}
         self.model: Optional[Union[nn.Module, Tensor]] = None
         if model is not None:
             self.bind(model)
@@ -453,25 +465,16 @@ class TablePenalty:
             ConfigurationError: as the constructor.
             UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
         """
-        table, weights = weight_of(model, "TablePenalty"), self.weights
-        check_not_sharded(table)
-        self.excluded = excluded_rows(self._given_excluded, table.size(0))
-        self.model = model
-        of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
-        if of_spectrum:
-            count = len(table) - len(self.excluded)
-            check_rank(count, table.size(1), ", ".join(of_spectrum), "drop these weights")
-        if any(weights.get(name) for name in OF_FACTORS):
-            self._factors()
-
-    def _factors(self) -> SVDEmbedding:
-        layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
-        table = layer.used_table if isinstance(layer, FactoredLayer) else None
-        if not isinstance(table, SVDEmbedding):
-            wanted = f"a table of factors for {' and '.join(OF_FACTORS)}"
-            remedy = "Call factor_(model) first, or use SpectrumControl."
-            raise ConfigurationError(wanted, "one without", remedy)
-        return table
+        weight = weight_of(model, "TablePenalty")
+        check_not_sharded(weight)
+        self.model, self.excluded = model, excluded_rows(self._given_excluded, weight.size(0))
+        if weight.is_meta:
+            return
+        table = _TableOf(model, self.excluded, self._prior)
+        with torch.no_grad():
+            for penalty in self._active:
+                with arguments_as_flags(weight=f"`{penalty.name}`"):
+                    table.get(penalty.needs)
 
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name.
@@ -489,26 +492,22 @@ class TablePenalty:
             )
         weight = weight_of(self.model, "TablePenalty")
         check_not_sharded(weight)
-        rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
-        penalties = {}
-        for name, share in self.weights.items():
-            if share and name in PENALTIES:
-                penalties[name] = PENALTIES[name](weight, rows)
-        if self.weight_norm:
-            norms = row_norms(weight.float())
-            penalties["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
-        if self.weights.get("spectrum"):
-            table = self._factors()
-            penalties["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
-        if self.weights.get("orthogonality"):
-            grams = self._factors().grams()
-            penalties["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
-        if not all(bool(torch.isfinite(term)) for term in penalties.values()):
+        table = _TableOf(self.model, self.excluded, self._prior)
+        terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
+        if not all(bool(torch.isfinite(term)) for term in terms.values()):
             check_finite(weight.detach(), "the table of TablePenalty")
-        return penalties
+        return terms
 
     def __call__(self) -> Tensor:
         """The weighted sum, a scalar."""
-        weights = {**self.weights, "weight_norm": self.weight_norm}
-        terms = [weights[name] * term for name, term in self.terms().items()]
+        terms = [self.weights[name] * term for name, term in self.terms().items()]
         return functools.reduce(torch.add, terms) if terms else torch.zeros(())
+
+
+def _options(penalty: Penalty, values: Mapping[str, Any]) -> Any:
+    """The values of a penalty's flags; what is no argument here has its default."""
+    named = {
+        entry.name: values[entry.argument] if entry.argument else entry.parsed(entry.default)
+        for entry in penalty.settings
+    }
+    return SimpleNamespace(**{penalty.weight.name: penalty.unit, **named})

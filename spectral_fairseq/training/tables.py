@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.embeddings.table import FactoredEmbedding, Table, undecayed_parameters
+from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_penalties import fault_of_counts
 from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
+from spectral_fairseq.methods.groups import decaying_parameters, undecayed_parameters
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.joining import dense_from, joined
 from spectral_fairseq.training.modules import (
@@ -465,18 +466,12 @@ def parameter_groups(
         check_range(f"`{name}`", value, at_least=0, optional=True)
     apart = table_lr is not None or table_weight_decay is not None
     of_table = {id(parameter) for parameter in _table_parameters(model)} if apart else set()
-    undecayed = {id(parameter) for parameter in undecayed_parameters(without_wrappers(model))}
-    decaying = set(of_table)
-    for table in without_wrappers(model).modules():
-        if isinstance(table, Table):
-            decaying |= {id(parameter) for parameter in table.parameters(recurse=False)}
-    decaying -= undecayed
+    decaying = {id(parameter) for parameter in decaying_parameters(without_wrappers(model))}
     parts: Dict[Any, List[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            key = id(parameter)
-            decays = key in decaying or (parameter.dim() > 1 and key not in undecayed)
-            parts.setdefault((key in of_table, decays), []).append(parameter)
+            key = (id(parameter) in of_table, id(parameter) in decaying)
+            parts.setdefault(key, []).append(parameter)
     groups = []
     for (is_table, decays), parameters in sorted(parts.items(), key=lambda item: item[0]):
         rate = table_lr if is_table and table_lr is not None else lr

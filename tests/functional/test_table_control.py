@@ -12,10 +12,10 @@ from spectral_fairseq.functional.table_control import (
     SCALES,
     SIDES,
     TableChange,
+    Workers,
     apply_change_,
     plan_change,
     redecomposition,
-    shared_plan,
     singular_system,
 )
 from tests.reference import spectra as reference
@@ -170,12 +170,11 @@ def test_options_outside_their_range_are_refused(changed, message):
 
 def _planned_by_the_first(rank):
     weight = table(50, 6).float()
-
-    def plan():
-        assert rank == 0, "only the first worker's eigensolver may decide"
-        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
-
-    apply_change_(weight, shared_plan(plan, weight, group=torch.distributed.group.WORLD))
+    workers, change = Workers(torch.distributed.group.WORLD), None
+    assert workers.plans == (rank == 0), "only the first worker's eigensolver may decide"
+    if workers.plans:
+        change = plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
+    apply_change_(weight, workers.share_change(change, weight))
     return weight
 
 

@@ -44,7 +44,7 @@ def repository(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     steps = FILE.findall(PAGE.read_text("utf-8"))
-    assert [kind for _, kind, _ in steps] == ["python", "python", "diff"]
+    assert [kind for _, kind, _ in steps] == ["python", "python", "diff", "diff"]
     for path, kind, code in steps:
         file = folder / path
         assert file.exists() == (kind == "diff"), path
@@ -63,7 +63,7 @@ def run(repository, fork_server):
         threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env = {**os.environ, **threads, "PATH": path, "PYTHONPATH": str(repository), **variables}
         return subprocess.run(
-            command, cwd=repository, env=env, capture_output=True, text=True, timeout=300
+            command, cwd=repository, env=env, capture_output=True, text=True, timeout=900
         )
 
     return run_in_copy
@@ -74,18 +74,26 @@ def test_the_commands_of_the_walk(run, repository, tiny_translation_data):
     done = run(["bash", "-euc", commands], DATA=str(tiny_translation_data))
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-6000:]
-    assert "3 passed" in log
+    assert " passed" in log
     shares = re.findall(r"\| train \|.* \| top_share ([\d.]+) \|", log)
     assert shares and all(0 < float(share) < 1 for share in shares)
     row = "| `--top-share-weight` | 0 | weight of sigma_1^2 / sum_k sigma_k^2, "
     assert row in (repository / "docs" / "flags.md").read_text("utf-8")
 
 
-def test_the_quartet_covers_the_new_penalty(run):
-    quartet = ["tests/plugin/test_penalties.py", "-k", "every_penalty or top_share"]
-    done = run([sys.executable, "-m", "pytest", "-q", "-rA", *quartet])
+# What looks at every penalty or at every file, in both worlds.
+CONCERNED = (
+    *("tests/test_architecture.py", "tests/test_errors.py"),
+    *("tests/plugin/test_penalties.py", "tests/plugin/test_refusals.py"),
+    *("tests/plugin/test_flags_page.py", "tests/training/test_penalties.py"),
+)
+
+
+def test_the_suite_holds_with_the_new_penalty(run):
+    done = run([sys.executable, "-m", "pytest", "-q", "-rA", "-m", "not slow", *CONCERNED])
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "test_bad_values_are_refused[-1.0-top_share_weight]" in done.stdout
+    for each in ("test_bad_values_are_refused[-1.0-top_share_weight]", "top_share_weight-svd]"):
+        assert each in done.stdout
 
 
 def test_its_style(run):

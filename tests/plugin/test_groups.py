@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.methods.groups import undecayed_parameters
 from spectral_fairseq.plugin.groups import split_groups
 from tests.plugin.conftest import parameters_in_use
 from tests.plugin.trainers import (

@@ -160,7 +160,7 @@ def test_the_same_criterion_ends_training_on_the_losses_of_the_averages(stop):
 
 
 @pytest.mark.parametrize("place", ["end of an epoch", "middle of an epoch", "reset"])
-def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path):
+def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path, caplog):
     """fairseq saves before it tells the schedule the loss, and does not repeat it."""
     trainer = build(INTERVAL_0)
     take_updates(trainer, 1)
@@ -170,7 +170,10 @@ def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path):
     path, done = tmp_path / "checkpoint.pt", int(place == "middle of an epoch")
     save_in_epoch(trainer, path, done, epoch=3 - done, val_loss=2.5)
     resumed = build(INTERVAL_0, begin=False)
-    resumed.load_checkpoint(str(path), reset_optimizer=place == "reset")
+    with caplog.at_level("INFO"):
+        resumed.load_checkpoint(str(path), reset_optimizer=place == "reset")
+    said = "starts to average after epoch 2: validation loss 2.5"  # the epoch that has ended
+    assert (said in caplog.text) is (place == "end of an epoch")
     resumed.lr_step(3)  # as fairseq does after loading
     history = resumed.lr_scheduler.trigger.history
     assert averaged_sgd(resumed.optimizer).averaging is (place == "end of an epoch")

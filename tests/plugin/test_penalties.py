@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.logging import metrics
-from torch.nn.functional import normalize
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.methods.penalties import PENALTIES, WEIGHT_NORM, four_weights, svd_tables
 from spectral_fairseq.plugin.criterion import PRESETS
 from spectral_fairseq.plugin.find import output_matrix
-from spectral_fairseq.plugin.objective import Words, interval_for
-from spectral_fairseq.plugin.penalties import FLAGS, PENALTIES, WEIGHT_NORM, four_weights
+from spectral_fairseq.plugin.objective import PENALTY_FLAGS, Words, interval_for
 from spectral_fairseq.plugin.registry import uncounted_rows
 from tests.capabilities import AUTOCAST_ATTENTION, HALF_ON_CPU
 from tests.plugin.conftest import (
@@ -33,32 +32,17 @@ from tests.plugin.conftest import (
     words,
 )
 from tests.reference import spectra
+from tests.reference.penalties import PENALTIES as NAIVE_FORMS
 
 NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
 
 SETTINGS = {"spectrum_c1": "2.0", "spectrum_c2": 0.1}
-PRIOR = 2.0 * torch.exp(-0.1 * torch.arange(1, 17, dtype=torch.float64))
 # flag -> (key in the logs, its naive form on the counted rows W of the table, float64)
 NAIVE = {
-    "cosreg_weight": (
-        "cosine",
-        lambda w: (normalize(w).sum(0).square().sum() - len(w)) / len(w) ** 2,
-    ),
-    "weight_norm_weight": ("weight_norm", lambda w: (w.norm(dim=1) - 2.0).square().sum().sqrt()),
-    "spectral_normalization_weight": (
-        "spectral_normalization",
-        lambda w: (1 - torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).square().sum(),
-    ),
-    "normalized_d_optimal_weight": (
-        "normalized_d_optimal",
-        lambda w: -(torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).log().sum(),
-    ),
-    "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
-    "spectrum_weight": (
-        "spectrum",
-        lambda w: (torch.linalg.svdvals(w) - PRIOR[: w.size(1)]).square().sum(),
-    ),
+    penalty.weight.name: (penalty.name, NAIVE_FORMS[penalty.name])
+    for penalty in PENALTIES
+    if penalty.needs is not svd_tables
 }
 
 
@@ -217,7 +201,7 @@ def test_half_precision_parameters_give_float32_penalties(task):
 
 
 @pytest.mark.parametrize("flag", [
-    *(flag.name for flag in FLAGS if flag.at_least == 0),
+    *(flag.name for flag in PENALTY_FLAGS if flag.at_least == 0),
     "adversarial_epsilon",
     "label_smoothing",
 ])  # fmt: skip

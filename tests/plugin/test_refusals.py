@@ -12,14 +12,14 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.methods.penalties import AN_SVD_TABLE, PENALTIES, svd_tables
 from spectral_fairseq.plugin.averages import check_configuration
 from spectral_fairseq.plugin.checks import WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import controls_of
 from spectral_fairseq.plugin.criterion import OPTIONS
 from spectral_fairseq.plugin.dropout import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.likelihood import DROPOUT
-from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
-from spectral_fairseq.plugin.penalties import PENALTIES
+from spectral_fairseq.plugin.objective import A_PENALTY
 from spectral_fairseq.plugin.registry import warn_of_idle_options
 from tests.plugin.conftest import (
     KINDS,
@@ -316,10 +316,7 @@ def test_one_table_for_two_dictionaries(task, build, arch):
 
 # Tables that a flag cannot act on.
 
-OF_EVERY_KIND = (
-    *("cosreg_weight", "spectrum_weight", "weight_norm_weight", "spectral_normalization_weight"),
-    *("d_optimal_weight", "normalized_d_optimal_weight"),
-)
+OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not svd_tables]
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 
 

@@ -441,3 +441,17 @@ def test_zero_equals_fairseq_bit_for_bit(train):
     off = ("--spectrum-decay", "0", "--spectrum-decay-interval", "1", "--loss-form", "dense")
     zero = train("transformer", CRITERION, SHARED, *off)
     assert same_trainings(plain, zero)
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({"name": "spectrum_control"}, True),
+    ({"name": "spectrum_control", "spectrum_decay": 0.1}, False),
+    ({"name": "spectrum_control", "spectrum_weight": 0.1}, False),
+    ({"spectrum_decay": 0.1}, False),
+])  # fmt: skip
+def test_spectrum_control_of_a_plain_table_says_once_that_it_is_decoupled(flags, said, caplog):
+    with caplog.at_level("INFO"):
+        trainer = build_trainer(**flags)
+        trainer.begin_epoch(2)
+    line = "controlled outside the optimiser (--spectrum-decay 0.01, --table-centering 0.01)"
+    assert caplog.text.count(line) == int(said)

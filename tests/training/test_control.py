@@ -51,25 +51,6 @@ def test_every_kth_step_is_the_change_by_definition(side, scale, prior):
     assert control.updates == 16
 
 
-def test_the_defaults_are_those_of_the_criterion():
-    pytest.importorskip("fairseq")
-    from spectral_fairseq.plugin.control import FLAGS, METHODS
-    from spectral_fairseq.plugin.objective import PRIOR_FLAGS
-
-    flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR_FLAGS)}
-    flags.update(METHODS["decoupled control"])
-    arguments = {
-        **{"decay": "spectrum_decay", "centering": "table_centering"},
-        **{"every": "spectrum_decay_interval", "start": "spectrum_decay_start"},
-        **{name: f"spectrum_{name}" for name in ("side", "slack", "scale", "prior", "c2", "gamma")},
-    }
-    control = SpectrumControl(table())
-    given = SpectrumControl(table(), **{name: flags[flag] for name, flag in arguments.items()})
-    assert flags["spectrum_c1"] == "auto" and given.rule == control.rule
-    first, second = (one.plan(table().detach(), 0.5).packed() for one in (control, given))
-    assert torch.equal(first, second)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["above", "both"])
 @pytest.mark.parametrize("scale", ["free", "fixed"])

@@ -7,29 +7,38 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.methods.penalties import PENALTIES, svd_tables
 from spectral_fairseq.training import TablePenalty, factor_, plain_
-from tests.reference import row_penalties as reference
+from tests.reference.penalties import PENALTIES as NAIVE
 from tests.training.models import DIM, WORDS, Straight, build
 
 
 def test_penalties_have_one_scale(transformers):
     model = build(transformers)
     weight = model.lm_head.weight.detach().double()
-    sigma = torch.linalg.svdvals(weight)
-    expected = {
-        "cosine": float(reference.cosine_penalty(weight)),
-        "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
-        "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
-        "d_optimal": -sum(math.log(float(s)) for s in sigma),
-        "normalized_d_optimal": -sum(math.log(float(s / sigma[0])) for s in sigma),
-    }
-    penalty = TablePenalty(model, norm_target=2.0, **dict.fromkeys(expected, 0.1))
+    expected = {name: float(naive(weight)) for name, naive in NAIVE.items()}
+    penalty = TablePenalty(model, c1=2.0, c2=0.1, **dict.fromkeys(NAIVE, 0.1))
     terms = {name: float(one) for name, one in penalty.terms().items()}
     assert terms == pytest.approx(expected, rel=1e-4)
     assert float(penalty()) == pytest.approx(0.1 * sum(expected.values()), rel=1e-4)
     penalty().backward()
     assert model.transformer.wte.weight.grad.any()
     assert float(TablePenalty(model)()) == 0.0
+
+
+def test_defaults_are_those_of_the_flags(transformers):
+    """nu was 1 here and 2 there."""
+    model = build(transformers)
+    for penalty in PENALTIES:
+        given = {entry.argument: entry.default for entry in penalty.settings if entry.argument}
+        if penalty.needs is not svd_tables:
+            found, expected = (
+                TablePenalty(model, **{penalty.name: 1.0}, **more)() for more in ({}, given)
+            )
+            assert float(found) == float(expected), penalty.name
+    norms = model.lm_head.weight.detach().double().norm(dim=1)
+    found = TablePenalty(model, weight_norm=1.0, norm_target=1.0)()
+    assert float(found) == pytest.approx(float((norms - 1).square().sum().sqrt()), rel=1e-5)
 
 
 def test_an_excluded_row_is_left_out_once(transformers):
@@ -45,8 +54,8 @@ def test_an_excluded_row_is_left_out_once(transformers):
 
 def test_penalties_on_factors(transformers):
     model = build(transformers)
-    with pytest.raises(ConfigurationError, match="factor_"):
-        TablePenalty(model, spectrum=1.0)
+    with pytest.raises(ConfigurationError, match="for `orthogonality`; .*factor_"):
+        TablePenalty(model, orthogonality=1.0)
     table = factor_(model)
     with torch.no_grad():
         table.U.mul_(1.5)
@@ -74,7 +83,7 @@ def test_unknown_and_negative_penalties_are_refused(transformers):
         TablePenalty(model, cosine=1.0, excluded=(3, WORDS))
     for wrong, said in (
         ({"cosine": -1.0}, "`cosine` to be a finite number >= 0"),
-        ({"cosinus": 1.0}, "one of weight_norm, .*found 'cosinus'"),
+        ({"cosinus": 1.0}, "one of cosine, .*found 'cosinus'"),
         ({"weight_norm": math.nan}, "`weight_norm` to be a finite number >= 0"),
     ):
         with pytest.raises(ConfigurationError, match=said):

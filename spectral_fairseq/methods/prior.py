@@ -1,0 +1,57 @@
+"""The prior of a table's singular values: its options, and the norm that an automatic c1 keeps."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from torch import Tensor
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import arguments_as_flags
+from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.table_control import counted_norm
+
+OPTIONS = SVDEmbedding.options  # which knows its own prior; of any other table it is asked for
+
+
+def prior_of(arguments: Mapping[str, Any]) -> Prior:
+    """The prior with the parsed values of :data:`OPTIONS`, by their arguments.
+
+    Raises:
+        ConfigurationError: a value outside its range.
+    """
+    values = {entry.argument: arguments[entry.argument] for entry in OPTIONS}
+    with arguments_as_flags(kind="`prior`"):
+        return Prior(kind=values.pop("prior"), **values)
+
+
+class TablePrior:
+    """The prior of one table, which remembers the norm that an automatic c1 refers to.
+
+    Args:
+        prior: for tables of any width.
+        flags: what errors call its arguments, where that is another name.
+
+    Attributes:
+        start_norm: Frobenius norm of the rows that counted when it was first asked for, or as
+            restored.
+    """
+
+    def __init__(self, prior: Prior, flags: Optional[Mapping[str, str]] = None) -> None:
+        self._prior, self._flags = prior, dict(flags or {})
+        self.start_norm: Optional[float] = None
+
+    def __call__(self, weight: Tensor, excluded: Tensor) -> Tensor:
+        """The prior's singular values, largest first, float64, shape (d,).
+
+        Args:
+            weight: the table, shape (N, d).
+            excluded: rows that are not counted.
+
+        Raises:
+            ConfigurationError: the prior leaves directions unused at this width.
+        """
+        if self._prior.c1 is None and self.start_norm is None:
+            self.start_norm = counted_norm(weight, excluded)
+        with arguments_as_flags(**self._flags):
+            return self._prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
