@@ -202,10 +202,10 @@ def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
     if not interval:
         return 0
     try:
+        refusals.CONTROL.check(cfg)
         refusals.RENEWAL.check(cfg)
         if not asked_for:
             refusals.RENEWAL_STEPS.check(cfg)  # where it could be followed and should not be
-        refusals.CONTROL.check(cfg)
     except UnsupportedError as obstacle:
         if asked_for:
             raise

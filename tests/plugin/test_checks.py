@@ -128,7 +128,9 @@ def test_scores_beside_an_output_layer_with_quantisation_noise(flags, refused, i
 # Criterion and model together
 
 
-@pytest.mark.parametrize("arch", ["transformer_sc", "awd_lstm_wt2", "transformer_xl_wt103_small"])
+@pytest.mark.parametrize("arch", [
+    "transformer_sc", "transformer_mos", "awd_lstm_wt2", "transformer_xl_wt103_small",
+])  # fmt: skip
 def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
     """It ended in an assertion without words, in the first update."""
     table = "svd" if arch == "transformer_sc" else "plain"

@@ -84,7 +84,9 @@ FROM_START = "optimizer.nt_asgd_from_start=true"
 BEGINNINGS = {
     refusals.CONTROL: [
         begin_training("plain", **OFF, spectrum_decay=0.1),
+        begin_training("plain", **OFF, table_centering=0.1),
         begin_training("plain", name="spectrum_control"),
+        begin_training("svd", **OFF, svd_interval=1),
     ],
     refusals.RENEWAL: [begin_training("svd", **OFF, svd_interval=1)],
     refusals.SHARDED: [
@@ -151,7 +153,8 @@ CONFLICTS = [
     (refusals.ADVERSARIAL, "xl adaptive", {"adversarial_epsilon": 0.1}, "no single logit"),
     *((refusals.DENSE_ADVERSARIAL, name, {"adversarial_epsilon": 0.1, "loss_form": "dense"},
        "--loss-form dense") for name in ("mos", "svd")),
-    (refusals.CONSISTENCY, "awd-lstm", {"rdrop_weight": 1.0}, "streams would be read twice"),
+    *((refusals.CONSISTENCY, name, {"rdrop_weight": 1.0}, "streams would be read twice")
+      for name in ("awd-lstm", "xl")),
     (refusals.Z_LOSS, "mos", {"z_loss": 1e-4}, "MixtureOfSoftmaxes"),
     (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "loss_form": "dense"}, "MixtureOfContexts"),
     (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "report_accuracy": True}, "MixtureOfContexts"),
