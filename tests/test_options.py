@@ -1,87 +1,44 @@
-"""Options declared once: flags and ranges follow from a dataclass."""
+"""Options of fairseq's commands declared once: flags and ranges follow."""
 
-import argparse
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Optional
 
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.options import add_flags, check_ranges, from_arguments, option
+from spectral_fairseq.options import Option, check_ranges, option
 
 
 @dataclass
-class Cache:
-    window: int = option(9, "words", metavar="W", at_least=1)
-    weight: float = option(0.5, "share of 50 %", flag_name="lambda")
-
-
-@dataclass
-class Search:
-    values: Optional[Tuple[float, ...]] = option(None, "grid")
-
-
-@dataclass
-class Options:
-    seed: int = option(1, "seed", at_least=0, below=100)
+class Config:
+    of_fairseq: int = field(default=-1, metadata={"help": "not checked"})
+    batch_size: int = option(1, "sentences", at_least=1, below=100)
+    window: Optional[int] = option(None, "words", at_least=1)
+    share: float = option(0.5, "a share", at_least=0, at_most=1)
     kind: str = option("a", "kind", choices=("a", "b"))
-    words: Tuple[str, ...] = option((), "words")
-    cpu: bool = option(False, "no GPU")
-    cache: Optional[Cache] = option(None, "use a cache", title="cache")
-    search: Optional[Search] = option(None, "search", title="grid search", switches_group_on=False)
-
-
-def parsed(*argv):
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Options)
-    return from_arguments(Options, parser.parse_args(argv))
-
-
-def test_what_is_not_given_has_its_default():
-    assert parsed() == Options()
-
-
-def test_every_kind_of_flag():
-    found = parsed("--seed", "3", "--kind", "b", "--words", "x,y", "z", "--cpu")
-    assert found == Options(3, "b", ("x,y", "z"), True)
-
-
-def test_a_flag_of_a_group_switches_it_on():
-    assert parsed("--cache").cache == Cache()
-    assert parsed("--cache-lambda", "0.1").cache == Cache(weight=0.1)
-
-
-def test_some_groups_have_to_be_switched_on():
-    assert parsed("--search", "--search-values", "0.1,2").search == Search((0.1, 2.0))
-    with pytest.raises(ConfigurationError, match="Add --search"):
-        parsed("--search-values", "0.1")
-
-
-@pytest.mark.parametrize("argv", [("--seed", "x"), ("--kind", "c"), ("--search-values", "1,x")])
-def test_values_of_another_type(argv, capsys):
-    with pytest.raises(SystemExit):
-        parsed(*argv)
-    assert argv[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "argv, message",
+    "given, message",
     [
-        (("--seed", "-1"), "--seed to be a whole number >= 0 and < 100; found -1"),
-        (("--seed", "100"), "< 100; found 100"),
-        (("--cache-window", "0"), "--cache-window to be a whole number >= 1"),
+        ({"batch_size": 0}, "--batch-size to be a whole number >= 1 and < 100; found 0"),
+        ({"batch_size": 100}, "< 100; found 100"),
+        ({"batch_size": 1.5}, "a whole number"),
+        ({"window": 0}, "--window to be a whole number >= 1"),
+        ({"share": float("nan")}, "--share to be a finite number >= 0 and <= 1"),
     ],
 )
-def test_ranges(argv, message):
+def test_ranges(given, message):
     with pytest.raises(ConfigurationError, match=message):
-        check_ranges(parsed(*argv))
-    check_ranges(Options())
+        check_ranges(SimpleNamespace(**{**vars(Config()), **given}), Config)
+    check_ranges(Config(), Config)
 
 
-def test_help_shows_defaults_and_percent_signs():
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Options)
-    text = " ".join(parser.format_help().split())
-    assert "--cache-window W words (default: 9)" in text
-    assert "share of 50 % (default: 0.5)" in text
-    assert "--cpu no GPU" in text
+def test_an_option_of_a_tuple_is_a_field_too():
+    declared = Option("spectrum_c2", 0.5, "c2", above=0, alias="--c2", parse=lambda c: 2 * c)
+    assert declared.flag == "--spectrum-c2" and declared.read(SimpleNamespace(spectrum_c2=1)) == 2
+    assert declared.field.default == 0.5
+    assert declared.field.metadata["argparse_alias"] == "--c2"
+    with pytest.raises(ConfigurationError, match="--spectrum-c2 to be a finite number > 0"):
+        declared.read(SimpleNamespace(spectrum_c2=0))

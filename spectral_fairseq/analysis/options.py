@@ -1,68 +1,37 @@
-"""The options that decide the figures of a report; each is declared here and nowhere else."""
+"""The options that decide the figures of a report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Dict, Tuple
 
-from spectral_fairseq.options import check_ranges, option
+from spectral_fairseq.errors import check_choice, check_range
+
+PROJECTIONS = ("svd", "pca")
 
 
 @dataclass
 class Options:
-    """What is sampled, and how; part of every signature."""
+    """What is sampled, and how; part of every signature. ``analyze --help-all`` explains each."""
 
-    seed: int = option(1, "seed of all random samples", at_least=0, below=2**63, rare=True)
-    isotropy_words: int = option(
-        0,
-        "measure I1 and I2 on random samples of N words, as the papers do for language models "
-        "(N = 40000 there); 0 takes all words at once",
-        metavar="N",
-        at_least=0,
-        rare=True,
-    )
-    isotropy_runs: int = option(
-        10,
-        "number of samples whose I1 and I2 are averaged",
-        metavar="N",
-        at_least=1,
-        rare=True,
-    )
-    cosine_words: int = option(
-        4000,
-        "compute the distribution of cosines from the pairs of N random words",
-        metavar="N",
-        at_least=2,
-        rare=True,
-    )
-    projection_words: int = option(
-        4000,
-        "draw N random words in the projection",
-        metavar="N",
-        at_least=2,
-        rare=True,
-    )
-    projection: str = option(
-        "svd",
-        "project the words on the first two singular vectors (svd), or on the first two principal "
-        "components, which subtracts the mean first (pca)",
-        choices=("svd", "pca"),
-        rare=True,
-    )
-    neighbours: int = option(
-        10,
-        "list N nearest neighbours of each word of --words",
-        metavar="N",
-        at_least=1,
-        rare=True,
-    )
-    words: Tuple[str, ...] = option(
-        (), "list the nearest neighbours of these words", metavar="WORD"
-    )
+    seed: int = 1
+    isotropy_words: int = 0
+    isotropy_runs: int = 10
+    cosine_words: int = 4000
+    projection_words: int = 4000
+    projection: str = PROJECTIONS[0]
+    neighbours: int = 10
+    words: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        check_ranges(self)
+        check_range("--seed", self.seed, at_least=0, below=2**63, whole=True)
+        check_range("--isotropy-words", self.isotropy_words, at_least=0, whole=True)
+        check_range("--isotropy-runs", self.isotropy_runs, at_least=1, whole=True)
+        check_range("--cosine-words", self.cosine_words, at_least=2, whole=True)
+        check_range("--projection-words", self.projection_words, at_least=2, whole=True)
+        check_range("--neighbours", self.neighbours, at_least=1, whole=True)
+        check_choice("--projection", self.projection, PROJECTIONS)
 
 
 SHARES: Dict[str, float] = {

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Sequence
 
-from spectral_fairseq.analysis.options import SHARES, Options
+from spectral_fairseq.analysis.options import PROJECTIONS, SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_file
+from spectral_fairseq.commands.arguments import Rare, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
-from spectral_fairseq.commands.shared import no_verify
-from spectral_fairseq.errors import CheckpointError, check_count, idle_flag
+from spectral_fairseq.errors import CheckpointError, check_count, check_range, idle_flag
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.formats import known
-from spectral_fairseq.options import option, part
 
 if TYPE_CHECKING:
     from spectral_fairseq.analysis.api import Report
 
-
-# Flags that do nothing without another one.
-_NEEDS = {
-    "--overwrite": "--out",
-    "--tokens": "--data",
-    "--gen-subset": "--data",
-    "--nbest-tokenize": "--nbest",
-}
+_SUBSET, _TOKENS, _TOKENIZER = "valid", 4096, "none"
 
 DESCRIPTION = f"""\
 Measure the table of word vectors of a model: isotropy, singular values, cosines, row norms,
@@ -40,107 +33,178 @@ Example: spectral-fairseq analyze checkpoint_best.pt --out report
 """
 
 
-@dataclass
-class PredictionArguments:
-    """What is measured on data."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the models, and what :func:`add_report_arguments` adds."""
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="MODEL",
+        help="file or folder of a model or a table",
+    )
+    add_report_arguments(parser)
 
-    data: Optional[str] = option(
-        None,
-        "folder of binarised data, on which rank and pairwise KL of log P are measured",
-        metavar="DIR",
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``analyze`` and ``compare`` share."""
+    add = parser.add_argument
+    add("--all", action="store_true", help="print every measure, not only four beside the verdict")
+    add("--out", metavar="DIR", help="write report.html, pictures and JSON to this folder")
+    add("--overwrite", action="store_true", help="replace a report that is already in DIR")
+    add(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="format of the printed figures",
     )
-    gen_subset: str = option(
-        "valid", "subset of DIR to run the model on", metavar="NAME", rare=True
-    )
-    tokens: int = option(
-        4096,
-        "use the first N target tokens of the subset; the paper on mixtures of softmaxes uses the "
-        "whole test set of Penn Treebank",
-        metavar="N",
-        at_least=1,
-    )
-    nbest: Tuple[str, ...] = option(
-        (),
-        "measure precision and recall of sentence-level BLEU on the output of fairseq-generate "
-        "--nbest, one file for each checkpoint",
-        metavar="FILE",
-        rare=True,
-    )
-    nbest_tokenize: str = option(
-        "none",
-        "tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
-        "tokenised already)",
+    add(
+        "--table",
+        "--tensor",
         metavar="NAME",
-        rare=True,
+        help="measure this table or matrix, given by its name or a part of it, instead of the "
+        "output table",
     )
-
-
-@dataclass
-class ReportArguments:
-    """The arguments that ``analyze`` and ``compare`` share."""
-
-    all: bool = option(False, "print every measure, not only four beside the verdict")
-    out: Optional[str] = option(
-        None, "write report.html, pictures and JSON to this folder", metavar="DIR"
-    )
-    overwrite: bool = option(False, "replace a report that is already in DIR")
-    format: str = option("text", "format of the printed figures", choices=("text", "json"))
-    table: Optional[str] = option(
-        None,
-        "measure this table or matrix, given by its name or a part of it, instead of the output "
-        "table",
-        alias="--tensor",
-        metavar="NAME",
-    )
-    dictionary: Optional[str] = option(
-        None,
-        "read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or sentencepiece "
-        "model, or from a folder with one (default: look where the checkpoint was trained, or "
-        "beside the model)",
-        flag_name="dict",
+    add(
+        "--dict",
+        dest="dictionary",
         metavar="PATH",
+        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or "
+        "sentencepiece model, or from a folder with one (default: look where the checkpoint was "
+        "trained, or beside the model)",
     )
-    counts: Optional[str] = option(
-        None,
-        "read word frequencies from lines '<word> <count>', from a JSON object, or from one "
-        "number for each row (text or .npy); dict.txt has its own",
+    add(
+        "--counts",
         metavar="FILE",
+        help="read word frequencies from lines '<word> <count>', from a JSON object, or from one "
+        "number for each row (text or .npy); dict.txt has its own",
     )
-    measuring: Options = part(Options)
-    predictions: PredictionArguments = part(
-        PredictionArguments, "predictions", "fairseq builds the model and runs it on data"
+    _add_options(parser)
+    _add_predictions(
+        parser.add_argument_group("predictions", "fairseq builds the model and runs it on data")
     )
-    no_progress: bool = option(False, "show no progress bar (terminals only)", rare=True)
-    verify: bool = no_verify()
+    add("--no-progress", action="store_true", help=Rare("show no progress bar (terminals only)"))
+    add_no_verify(parser)
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``analyze``."""
-
-    checkpoints: Tuple[str, ...] = option(
-        (), "file or folder of a model or a table", metavar="MODEL", positional=True
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each field of :class:`Options`."""
+    add = parser.add_argument
+    add("--seed", type=int, default=Options.seed, help=Rare("seed of all random samples"))
+    add(
+        "--isotropy-words",
+        type=int,
+        default=Options.isotropy_words,
+        metavar="N",
+        help=Rare(
+            "measure I1 and I2 on random samples of N words, as the papers do for language models "
+            "(N = 40000 there); 0 takes all words at once"
+        ),
     )
-    report: ReportArguments = part(ReportArguments)
+    add(
+        "--isotropy-runs",
+        type=int,
+        default=Options.isotropy_runs,
+        metavar="N",
+        help=Rare("number of samples whose I1 and I2 are averaged"),
+    )
+    add(
+        "--cosine-words",
+        type=int,
+        default=Options.cosine_words,
+        metavar="N",
+        help=Rare("compute the distribution of cosines from the pairs of N random words"),
+    )
+    add(
+        "--projection-words",
+        type=int,
+        default=Options.projection_words,
+        metavar="N",
+        help=Rare("draw N random words in the projection"),
+    )
+    add(
+        "--projection",
+        choices=PROJECTIONS,
+        default=Options.projection,
+        help=Rare(
+            "project the words on the first two singular vectors (svd), or on the first two "
+            "principal components, which subtracts the mean first (pca)"
+        ),
+    )
+    add(
+        "--neighbours",
+        type=int,
+        default=Options.neighbours,
+        metavar="N",
+        help=Rare("list N nearest neighbours of each word of --words"),
+    )
+    add(
+        "--words",
+        nargs="+",
+        default=Options.words,
+        metavar="WORD",
+        help="list the nearest neighbours of these words",
+    )
 
 
-def run(args: Arguments) -> int:
+def _add_predictions(group: Any) -> None:
+    """Add what is measured on data."""
+    add = group.add_argument
+    add(
+        "--data",
+        metavar="DIR",
+        help="folder of binarised data, on which rank and pairwise KL of log P are measured",
+    )
+    add(
+        "--gen-subset",
+        default=_SUBSET,
+        metavar="NAME",
+        help=Rare("subset of DIR to run the model on"),
+    )
+    add(
+        "--tokens",
+        type=int,
+        default=_TOKENS,
+        metavar="N",
+        help="use the first N target tokens of the subset; the paper on mixtures of softmaxes uses "
+        "the whole test set of Penn Treebank",
+    )
+    add(
+        "--nbest",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help=Rare(
+            "measure precision and recall of sentence-level BLEU on the output of fairseq-generate "
+            "--nbest, one file for each checkpoint"
+        ),
+    )
+    add(
+        "--nbest-tokenize",
+        default=_TOKENIZER,
+        metavar="NAME",
+        help=Rare(
+            "tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
+            "tokenised already)"
+        ),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
     """Measure the named checkpoints; returns the exit status 0."""
-    paths = [Path(name) for name in args.checkpoints]
-    return report(args.report, paths, "analyze")
+    return report(args, [Path(name) for name in args.checkpoints], "analyze")
 
 
-def report(args: ReportArguments, paths: Sequence[Path], command: str) -> int:
+def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
-    nbest = args.predictions.nbest
-    if nbest:
+    options = _options(args)
+    check_range("--tokens", args.tokens, at_least=1, whole=True)
+    if args.nbest:
         what = "files of --nbest, one for each checkpoint"
-        check_count(len(nbest), len(paths), what, "Give them in the order of the checkpoints.")
+        check_count(len(args.nbest), len(paths), what, "Give them in the order of the checkpoints.")
     _check_flags(args)
     for path in paths:
         model_file(path)
-    if args.predictions.data:
-        _check_data(args.predictions.data, paths)
+    if args.data:
+        _check_data(args.data, paths)
         import_plugin()
     from spectral_fairseq.analysis.drawing import import_matplotlib
     from spectral_fairseq.analysis.report import check_folder, check_inputs_stay
@@ -148,9 +212,9 @@ def report(args: ReportArguments, paths: Sequence[Path], command: str) -> int:
     if args.out is not None:
         folder = check_folder(args.out, args.overwrite)
         beside = [name for name in (args.dictionary, args.counts) if name]
-        check_inputs_stay(folder, [*paths, *beside, *args.predictions.nbest])
+        check_inputs_stay(folder, [*paths, *beside, *args.nbest])
         import_matplotlib()
-    analysis = _analyse(args, paths)
+    analysis = _analyse(args, paths, options)
     analysis.command = command
     page = None if args.out is None else analysis.write(args.out, args.overwrite)
     if args.format == "json":
@@ -162,13 +226,21 @@ def report(args: ReportArguments, paths: Sequence[Path], command: str) -> int:
     return 0
 
 
-def _check_flags(args: ReportArguments) -> None:
+def _options(args: argparse.Namespace) -> Options:
+    given = {field.name: getattr(args, field.name) for field in fields(Options)}
+    given["words"] = tuple(given["words"])
+    return Options(**given)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
     """Refuse flags that would do nothing."""
-    values = {**vars(args), **vars(args.predictions)}
-    defaults = {**vars(ReportArguments()), **vars(PredictionArguments())}
-    for flag, needed in _NEEDS.items():
-        name, other = (text[2:].replace("-", "_") for text in (flag, needed))
-        if values[name] != defaults[name] and not values[other]:
+    for given, flag, needed in (
+        (args.overwrite and args.out is None, "--overwrite", "--out"),
+        (args.tokens != _TOKENS and not args.data, "--tokens", "--data"),
+        (args.gen_subset != _SUBSET and not args.data, "--gen-subset", "--data"),
+        (args.nbest_tokenize != _TOKENIZER and not args.nbest, "--nbest-tokenize", "--nbest"),
+    ):
+        if given:
             raise idle_flag(flag, needed)
 
 
@@ -184,7 +256,7 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
             raise CheckpointError(wanted, "a model of another format", remedy)
 
 
-def _analyse(args: ReportArguments, paths: Sequence[Path]) -> Report:
+def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.nbest import (
@@ -195,14 +267,13 @@ def _analyse(args: ReportArguments, paths: Sequence[Path]) -> Report:
         read_generated,
     )
 
-    asked = args.predictions
     labels = labels_for(paths)
     # What can fail does so before any long work.
-    nbest = [read_generated(name) for name in asked.nbest]
+    nbest = [read_generated(name) for name in args.nbest]
     if nbest:
-        check_tokenizer(asked.nbest_tokenize)
+        check_tokenizer(args.nbest_tokenize)
     unused = {
-        "predictions": not asked.data,
+        "predictions": not args.data,
         "BLEU of the n best": not nbest,
     }
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
@@ -220,27 +291,27 @@ def _analyse(args: ReportArguments, paths: Sequence[Path]) -> Report:
             labels=labels,
             verify=args.verify,
             progress=progress,
-            **vars(args.measuring),
+            **vars(options),
         )
         for index, path in enumerate(paths):
             steps = progress(index)
-            if asked.data:
+            if args.data:
                 from spectral_fairseq.commands.predictions import measure_outputs
 
                 # The spectrum of the collected rows comes after the last of them.
-                steps.begin("predictions", 1.3 * asked.tokens)
+                steps.begin("predictions", 1.3 * args.tokens)
                 measures, details = measure_outputs(
                     path,
-                    asked.data,
-                    asked.gen_subset,
-                    asked.tokens,
+                    args.data,
+                    args.gen_subset,
+                    args.tokens,
                     steps.advance,
                 )
                 report.extend(index, measures, outputs=details)
             if nbest:
                 steps.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
-                scores, signature = nbest_bleu(nbest[index], asked.nbest_tokenize, progress=steps)
-                details = bleu_details(nbest[index], signature, asked.nbest[index])
+                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=steps)
+                details = bleu_details(nbest[index], signature, args.nbest[index])
                 report.extend(index, scores, nbest=details)
             steps.end()
     return report

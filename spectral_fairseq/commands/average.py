@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
 from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file, paths_in
-from spectral_fairseq.commands.shared import check_output, no_verify, save_atomically
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_enough, idle_flag
-from spectral_fairseq.options import option
+from spectral_fairseq.commands.arguments import add_no_verify
+from spectral_fairseq.commands.shared import check_output, save_atomically
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    check_enough,
+    check_range,
+    idle_flag,
+)
 
 DESCRIPTION = """\
 Average checkpoints of one training run, of this package or plain. A factored table is averaged
@@ -22,47 +28,45 @@ Example: spectral-fairseq average DIR --num-epoch-checkpoints 5 --output a.pt
 """
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``average``."""
-
-    checkpoints: Tuple[str, ...] = option(
-        (),
-        "checkpoints, or one folder together with one of the --num options",
-        metavar="CKPT",
-        positional=True,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoints, or how to choose them, and the output."""
+    add = parser.add_argument
+    add(
+        "checkpoints",
         nargs="*",
+        metavar="CKPT",
+        help="checkpoints, or one folder together with one of the --num options",
     )
-    inputs: Tuple[str, ...] = option((), "the same, under fairseq's name", metavar="CKPT")
-    output: str = option("", "file to write", metavar="OUT", required=True)
-    num_epoch_checkpoints: Optional[int] = option(
-        None,
-        "the last N checkpoints of the folder saved at the end of an epoch",
-        alias="--last",
+    add("--inputs", nargs="+", default=(), metavar="CKPT", help="the same, under fairseq's name")
+    add("--output", required=True, metavar="OUT", help="file to write")
+    newest = parser.add_mutually_exclusive_group()
+    newest.add_argument(
+        "--num-epoch-checkpoints",
+        "--last",
+        type=int,
         metavar="N",
-        at_least=1,
-        exclusive_group="numbers",
+        help="the last N checkpoints of the folder saved at the end of an epoch",
     )
-    num_update_checkpoints: Optional[int] = option(
-        None,
-        "the last N checkpoints of the folder saved after a number of updates",
+    newest.add_argument(
+        "--num-update-checkpoints",
+        type=int,
         metavar="N",
-        at_least=1,
-        exclusive_group="numbers",
+        help="the last N checkpoints of the folder saved after a number of updates",
     )
-    checkpoint_upper_bound: Optional[int] = option(
-        None,
-        "leave out checkpoints of a later epoch, or after more updates, than this",
+    add(
+        "--checkpoint-upper-bound",
+        type=int,
         metavar="N",
+        help="leave out checkpoints of a later epoch, or after more updates, than this",
     )
-    overwrite: bool = option(False, "replace OUT if it exists")
-    verify: bool = no_verify()
+    add("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_no_verify(parser)
 
 
 _NUMBER = "--num-epoch-checkpoints N, --last N or --num-update-checkpoints N"
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Average the chosen checkpoints; returns the exit status 0."""
     paths = chosen_checkpoints(args)
     for path in paths:
@@ -77,9 +81,12 @@ def run(args: Arguments) -> int:
     return 0
 
 
-def chosen_checkpoints(args: Arguments) -> List[Path]:
+def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
     """The files that the arguments name, of a folder's the newest first."""
-    inputs = [Path(name) for name in args.checkpoints + args.inputs]
+    for flag in ("num_epoch_checkpoints", "num_update_checkpoints"):
+        name, number = "--" + flag.replace("_", "-"), getattr(args, flag)
+        check_range(name, number, at_least=1, whole=True, optional=True)
+    inputs = [Path(name) for name in (*args.checkpoints, *args.inputs)]
     by_epoch = args.num_epoch_checkpoints is not None
     count: Optional[int] = args.num_epoch_checkpoints if by_epoch else args.num_update_checkpoints
     bound: Optional[int] = args.checkpoint_upper_bound

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Tuple
+from typing import List
 
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
-from spectral_fairseq.commands.analyze import ReportArguments, report
+from spectral_fairseq.commands.analyze import add_report_arguments, report
 from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.files import names_in
-from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
 Measure several models and put them side by side: one table, and their curves on common axes. The
@@ -24,20 +23,18 @@ Example: spectral-fairseq compare plain.pt other.pt --out report
 """
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``compare``."""
-
-    checkpoints: Tuple[str, ...] = option(
-        (),
-        "file or folder of a model, or the folder of a training run",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the models and runs, and what ``analyze`` takes as well."""
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
         metavar="MODEL_OR_RUN",
-        positional=True,
+        help="file or folder of a model, or the folder of a training run",
     )
-    report: ReportArguments = part(ReportArguments)
+    add_report_arguments(parser)
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure the named checkpoints and those of named folders; returns the exit status 0."""
     paths: List[Path] = []
     for name in args.checkpoints:
@@ -45,7 +42,7 @@ def run(args: Arguments) -> int:
         paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
     remedy = "Name another, or a folder of several; spectral-fairseq analyze takes one alone."
     check_enough(len(paths), 2, "checkpoints to compare", remedy, ConfigurationError)
-    return report(args.report, paths, "compare")
+    return report(args, paths, "compare")
 
 
 def _is_run(path: Path, alone: bool) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Dict, List
 
 import spectral_fairseq
 from spectral_fairseq.commands.importing import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.errors import wrapped
-from spectral_fairseq.options import option
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
 
@@ -181,15 +180,17 @@ def _details(findings: Dict[str, Any]) -> List[str]:
     return lines
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``doctor``."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is printed, and how."""
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also each patch of fairseq with its reason, and what is refused",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
 
-    all: bool = option(False, "also each patch of fairseq with its reason, and what is refused")
-    format: str = option("text", "output format", choices=("text", "json"))
 
-
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit status 1 if something cannot work, else 0."""
     findings = diagnose()
     print(json.dumps(findings, indent=2) if args.format == "json" else _as_text(findings, args.all))

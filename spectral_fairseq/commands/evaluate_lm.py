@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.arguments import Rare, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
-from spectral_fairseq.commands.lm_options import EvaluationOptions
+from spectral_fairseq.commands.lm_options import add_options, options_of
 from spectral_fairseq.commands.progress import StageBars
-from spectral_fairseq.commands.shared import no_verify
-from spectral_fairseq.options import FLOAT32_PRODUCTS, option, part
+from spectral_fairseq.options import FLOAT32_PRODUCTS
 
 DESCRIPTION = """\
 Perplexity of a language model that carries a state (awd_lstm_*, transformer_xl_*) on a split that
@@ -27,32 +27,34 @@ Example: spectral-fairseq evaluate-lm checkpoint.pt data-bin --gen-subset test
 _SYMBOLS = {"rate": "eta", "decay": "lambda"}
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``evaluate-lm``."""
-
-    checkpoint: str = option(
-        "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, the data, and what :func:`add_options` adds."""
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
+    add("data", metavar="DATA", help="folder of binarised data")
+    add_options(parser)
+    add("--format", choices=("text", "json"), default="text", help="format of the printed figures")
+    add("--no-progress", action="store_true", help=Rare("show no progress bar (terminals only)"))
+    add(
+        FLOAT32_PRODUCTS.flag,
+        choices=FLOAT32_PRODUCTS.choices,
+        default=FLOAT32_PRODUCTS.default,
+        help=Rare(FLOAT32_PRODUCTS.help),
     )
-    data: str = option("", "folder of binarised data", metavar="DATA", positional=True)
-    options: EvaluationOptions = part(EvaluationOptions)
-    format: str = option("text", "format of the printed figures", choices=("text", "json"))
-    no_progress: bool = option(False, "show no progress bar (terminals only)", rare=True)
-    float32_products: str = replace(FLOAT32_PRODUCTS, rare=True).field
-    verify: bool = no_verify()
+    add_no_verify(parser)
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Evaluate one checkpoint; returns the exit status 0."""
+    options = options_of(args)
+    options.check_ranges()
     checkpoint_file(args.checkpoint)
     import_plugin()
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
     from spectral_fairseq.functional.float32_products import float32_products
 
     with float32_products(args.float32_products), StageBars(args.no_progress) as bars:
-        document = evaluate_checkpoint(
-            args.checkpoint, args.data, args.options, bars.begin, args.verify
-        )
+        document = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin, args.verify)
     if document["data"]["remark"]:
         print(f"warning: {document['data']['remark']}", file=sys.stderr)
     print(json.dumps(document) if args.format == "json" else as_text(document))

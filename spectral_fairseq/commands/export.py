@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.arguments import add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.shared import (
     check_output,
     check_output_folder,
     naming_full_disk,
-    no_verify,
     save_atomically,
 )
 from spectral_fairseq.errors import (
@@ -24,7 +24,6 @@ from spectral_fairseq.errors import (
     clashing_flags,
 )
 from spectral_fairseq.files import check_directory, check_file, making_folder
-from spectral_fairseq.options import option
 
 DESCRIPTION = """\
 Collapse the tables of a checkpoint of transformer_sc*, transformer_wn*, transformer_lm_sc* or
@@ -68,41 +67,34 @@ _ONLY = {
 }
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``export``."""
-
-    checkpoint: str = option(
-        "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
-    )
-    output: str = option(
-        "", "file to write, or folder to make for another format", metavar="OUT", positional=True
-    )
-    to: str = option("fairseq", "format", choices=_FORMATS)
-    data: Optional[str] = option(
-        None,
-        "folder of the dictionaries (default: the one that the checkpoint was trained on)",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint, the output and the options of the formats."""
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
+    add("output", metavar="OUT", help="file to write, or folder to make for another format")
+    add("--to", choices=_FORMATS, default=_FORMATS[0], help="format")
+    add(
+        "--data",
         metavar="DIR",
+        help="folder of the dictionaries (default: the one that the checkpoint was trained on)",
     )
-    bpe_codes: Optional[str] = option(
-        None,
-        "codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
+    add(
+        "--bpe-codes",
         metavar="FILE",
+        help="codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
     )
-    sentencepiece_model: Optional[str] = option(
-        None,
-        "model of sentencepiece, with which the tokenizer cuts text (huggingface)",
+    add(
+        "--sentencepiece-model",
         metavar="FILE",
+        help="model of sentencepiece, with which the tokenizer cuts text (huggingface)",
     )
-    quantization: Optional[str] = option(
-        None, "type of the weights, such as int8 (ctranslate2)", metavar="TYPE"
-    )
-    overwrite: bool = option(False, "replace OUT if it exists in that format")
-    format: str = option("text", "format of what is printed", choices=("text", "json"))
-    verify: bool = no_verify()
+    add("--quantization", metavar="TYPE", help="type of the weights, such as int8 (ctranslate2)")
+    add("--overwrite", action="store_true", help="replace OUT if it exists in that format")
+    add("--format", choices=("text", "json"), default="text", help="format of what is printed")
+    add_no_verify(parser)
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Export one checkpoint; returns the exit status 0."""
     checkpoint_file(args.checkpoint)
     _check_flags(args)
@@ -111,7 +103,7 @@ def run(args: Arguments) -> int:
     return 0
 
 
-def _check_flags(args: Arguments) -> None:
+def _check_flags(args: argparse.Namespace) -> None:
     for name, formats in _ONLY.items():
         if getattr(args, name) is not None and args.to not in formats:
             flag = "--" + name.replace("_", "-")
@@ -127,7 +119,7 @@ def _check_flags(args: Arguments) -> None:
             check_file(file, "a file", "Correct its name.")
 
 
-def _to_file(args: Arguments) -> Printed:
+def _to_file(args: argparse.Namespace) -> Printed:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -143,7 +135,7 @@ def _to_file(args: Arguments) -> Printed:
     return text, {"output": str(out), "arch": arch, **_figures(check)}
 
 
-def _to_folder(args: Arguments) -> Printed:
+def _to_folder(args: argparse.Namespace) -> Printed:
     names = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
     inputs = [path for path in names if path]
     out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
@@ -171,7 +163,7 @@ def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
 
 
 def _fill_huggingface(
-    args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
     from spectral_fairseq.commands.export_huggingface import write_huggingface
     from spectral_fairseq.commands.export_tokenizer import write_tokenizer
@@ -194,7 +186,7 @@ def _fill_huggingface(
 
 
 def _fill_ctranslate2(
-    args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
     from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
 
@@ -205,7 +197,7 @@ def _fill_ctranslate2(
 
 
 def _dictionaries(
-    args: Arguments, checkpoint: Dict[str, Any]
+    args: argparse.Namespace, checkpoint: Dict[str, Any]
 ) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
     """Dictionaries of source and target, and their languages; None for a language model."""
     from spectral_fairseq.checkpoints.averages import collapse_tables

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from spectral_fairseq.commands.importing import import_plugin
-from spectral_fairseq.options import option
 
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
@@ -20,16 +19,14 @@ Example: spectral-fairseq flags spectrum
 INDENT = " " * 6
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``flags``."""
-
-    pattern: str = option(
-        "",
-        "list only flags whose name or meaning contains this text",
-        metavar="TEXT",
-        positional=True,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the text to look for."""
+    parser.add_argument(
+        "pattern",
         nargs="?",
+        default="",
+        metavar="TEXT",
+        help="list only flags whose name or meaning contains this text",
     )
 
 
@@ -102,7 +99,7 @@ def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag
     return flags
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the flags; returns the exit status 1 if no flag contains the pattern, else 0."""
     import_plugin()
     # Fields of hydra are flags with underscores.

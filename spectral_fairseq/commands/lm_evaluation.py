@@ -58,7 +58,6 @@ from spectral_fairseq.lm.grid_search import (
     search_dynamic,
 )
 from spectral_fairseq.lm.streams import Corpus
-from spectral_fairseq.options import check_ranges
 from spectral_fairseq.provenance import finite, signature, versions
 
 DEFAULT_SEGMENT = 70
@@ -382,7 +381,7 @@ class _Run:
 
 def check(options: EvaluationOptions) -> None:
     """Refuse options that no model can be evaluated with."""
-    check_ranges(options)
+    options.check_ranges()
     parse_overrides(options.overrides)
     cache, dynamic, tune = options.cache, options.dynamic, options.tune
     if cache is not None:

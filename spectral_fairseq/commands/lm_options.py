@@ -1,14 +1,16 @@
-"""The options of ``evaluate-lm``, which decide its figures; each is declared here and nowhere else.
+"""The options of ``evaluate-lm``, which decide its figures, and their flags.
 
 This file does not import torch, so that ``--help`` and mistakes on the command line answer at once.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, replace
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
-from spectral_fairseq.options import option
+from spectral_fairseq.commands.arguments import Rare, numbers
+from spectral_fairseq.errors import check_range, idle_flag
 
 VALIDATION = "valid"
 
@@ -31,22 +33,17 @@ def _filled(numbers: Sequence[Optional[float]], published: Sequence[float]) -> T
 
 @dataclass
 class CacheOptions:
-    """Options of the continuous cache; None stands for the value published for WikiText-2."""
+    """Options of the continuous cache; None stands for the value published for WikiText-2.
 
-    window: int = option(3785, "number of past words that the cache holds", metavar="W", rare=True)
-    theta: Optional[float] = option(
-        None,
-        f"how strongly similar hidden states are preferred (default: {PUBLISHED_CACHE[0]:g})",
-        metavar="THETA",
-        rare=True,
-    )
-    weight: Optional[float] = option(
-        None,
-        f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})",
-        flag_name="lambda",
-        metavar="LAMBDA",
-        rare=True,
-    )
+    Attributes:
+        window: number of past words that the cache holds.
+        theta: how strongly similar hidden states are preferred.
+        weight: lambda, the share of the cache in the mixture.
+    """
+
+    window: int = 3785
+    theta: Optional[float] = None
+    weight: Optional[float] = None
 
     @property
     def values(self) -> Tuple[float, ...]:
@@ -61,49 +58,23 @@ class CacheOptions:
 
 @dataclass
 class DynamicOptions:
-    """Options of dynamic evaluation; None stands for the published value in ``units``."""
+    """Options of dynamic evaluation; None stands for the published value in ``units``.
 
-    rate: Optional[float] = option(
-        None,
-        f"learning rate eta (default: {PUBLISHED['mean'][0]:g})",
-        metavar="ETA",
-        rare=True,
-    )
-    decay: Optional[float] = option(
-        None,
-        f"mean rate of decay towards the trained weights (default: {PUBLISHED['mean'][1]:g})",
-        metavar="LAMBDA",
-        rare=True,
-    )
-    epsilon: Optional[float] = option(
-        None,
-        f"added to the root mean square of the gradient (default: {PUBLISHED['mean'][2]:g})",
-        metavar="EPS",
-        rare=True,
-    )
-    units: str = option(
-        "mean",
-        "units of eta, lambda and epsilon: the paper's means, or the sums of the method's first "
-        "code, whose defaults are 0.002, 0.02 and 0.001. Values for mixtures of softmaxes were "
-        "published in sums: lambda 0.075 on PTB, epsilon 0.002 on WikiText-2",
-        choices=tuple(PUBLISHED),
-        rare=True,
-    )
-    batches: Optional[int] = option(
-        None,
-        "gather gradient statistics from the first N batches of the training split (default: all); "
-        "with few batches, words that occur in none of them make steps of eta/epsilon",
-        metavar="N",
-        at_least=1,
-        rare=True,
-    )
-    batch_size: Optional[int] = option(
-        None,
-        "number of streams in those batches (default: 100)",
-        metavar="B",
-        at_least=1,
-        rare=True,
-    )
+    Attributes:
+        rate: eta.
+        decay: lambda, the mean rate of decay towards the trained weights.
+        epsilon: added to the root mean square of the gradient.
+        units: of these three: ``mean`` or ``sum``, as in :data:`PUBLISHED`.
+        batches: of the training split, whose gradients are gathered; all if None.
+        batch_size: number of streams in them.
+    """
+
+    rate: Optional[float] = None
+    decay: Optional[float] = None
+    epsilon: Optional[float] = None
+    units: str = "mean"
+    batches: Optional[int] = None
+    batch_size: Optional[int] = None
 
     @property
     def rates(self) -> Tuple[float, ...]:
@@ -118,79 +89,267 @@ class DynamicOptions:
 
 @dataclass
 class TuneOptions:
-    """Options of the grid search on the validation split; None stands for the default grid."""
+    """Options of the grid search on the validation split; None stands for the default grid.
 
-    tokens: Optional[int] = option(
-        None, "search on the first N tokens of valid (default: all)", metavar="N", at_least=1
-    )
-    cache_thetas: Optional[Tuple[float, ...]] = option(
-        None,
-        "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
-        flag_name="cache_theta",
-        metavar="A,B,...",
-        rare=True,
-    )
-    cache_weights: Optional[Tuple[float, ...]] = option(
-        None,
-        "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
-        flag_name="cache_lambda",
-        metavar="A,B,...",
-        rare=True,
-    )
-    dynamic_rates: Optional[Tuple[float, ...]] = option(
-        None,
-        "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
-        "scaled by SEGMENT/5)",
-        flag_name="dynamic_rate",
-        metavar="A,B,...",
-        rare=True,
-    )
-    dynamic_decays: Optional[Tuple[float, ...]] = option(
-        None,
-        "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 values, "
-        "scaled by SEGMENT/5)",
-        flag_name="dynamic_decay",
-        metavar="A,B,...",
-        rare=True,
-    )
+    Attributes:
+        tokens: first ones of the split to search on; all if None.
+        cache_thetas: grid of theta.
+        cache_weights: grid of the cache's lambda.
+        dynamic_rates: grid of eta.
+        dynamic_decays: grid of dynamic evaluation's lambda.
+    """
+
+    tokens: Optional[int] = None
+    cache_thetas: Optional[Tuple[float, ...]] = None
+    cache_weights: Optional[Tuple[float, ...]] = None
+    dynamic_rates: Optional[Tuple[float, ...]] = None
+    dynamic_decays: Optional[Tuple[float, ...]] = None
 
 
 @dataclass
 class EvaluationOptions:
-    """What decides the figures; part of every signature."""
+    """What decides the figures; part of every signature.
 
-    subset: str = option(VALIDATION, "split to evaluate", flag_name="gen_subset", metavar="NAME")
-    streams: int = option(
-        1, "contiguous parts of the split that are read side by side", metavar="B", at_least=1
+    Attributes:
+        subset: split to evaluate.
+        streams: contiguous parts of the split that are read side by side.
+        segment: tokens read at a time; as in training if None, 5 with ``dynamic``.
+        overrides: settings of the checkpoint to replace, as a dictionary that Python can read.
+        cpu: whether no GPU is used.
+        cache: mixed in, if given.
+        dynamic: evaluation, if given.
+        tune: the search of what the cache and dynamic evaluation leave open, if given.
+    """
+
+    subset: str = VALIDATION
+    streams: int = 1
+    segment: Optional[int] = None
+    overrides: str = "{}"
+    cpu: bool = False
+    cache: Optional[CacheOptions] = None
+    dynamic: Optional[DynamicOptions] = None
+    tune: Optional[TuneOptions] = None
+
+    def check_ranges(self) -> None:
+        """Refuse numbers out of range, by their flags.
+
+        Raises:
+            ConfigurationError: the first such number.
+        """
+        given = {"--streams": self.streams, "--segment": self.segment}
+        if self.dynamic is not None:
+            given["--dynamic-batches"] = self.dynamic.batches
+            given["--dynamic-batch-size"] = self.dynamic.batch_size
+        if self.tune is not None:
+            given["--tune-tokens"] = self.tune.tokens
+        for flag, number in given.items():
+            check_range(flag, number, at_least=1, whole=True, optional=True)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each field of these classes."""
+    add = parser.add_argument
+    add("--gen-subset", default=VALIDATION, metavar="NAME", help="split to evaluate")
+    add(
+        "--streams",
+        type=int,
+        default=EvaluationOptions.streams,
+        metavar="B",
+        help="contiguous parts of the split that are read side by side",
     )
-    segment: Optional[int] = option(
-        None,
-        "tokens read at a time (default: as in training; 5 with --dynamic)",
+    add(
+        "--segment",
+        type=int,
         metavar="T",
-        at_least=1,
+        help="tokens read at a time (default: as in training; 5 with --dynamic)",
     )
-    overrides: str = option(
-        "{}",
-        "settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
-        flag_name="model_overrides",
+    add(
+        "--model-overrides",
+        default=EvaluationOptions.overrides,
         metavar="DICT",
-        rare=True,
+        help=Rare("settings of the checkpoint to replace, such as \"{'mem_len': 640}\""),
     )
-    cpu: bool = option(False, "do not use a GPU")
-    cache: Optional[CacheOptions] = option(
-        None,
-        "mix in a cache of the last words (Grave et al. 2017); its options switch it on",
-        title="cache (defaults for WikiText-2; for PTB: window 500, theta 1, lambda 0.1)",
+    add("--cpu", action="store_true", help="do not use a GPU")
+    _add_cache(
+        parser.add_argument_group(
+            "cache (defaults for WikiText-2; for PTB: window 500, theta 1, lambda 0.1)"
+        )
     )
-    dynamic: Optional[DynamicOptions] = option(
-        None,
-        "adapt the model to the text that it has been scored on (Krause et al. 2018); its options "
-        "switch it on",
-        title="dynamic evaluation (defaults for AWD-LSTM, with --segment 5)",
+    _add_dynamic(
+        parser.add_argument_group("dynamic evaluation (defaults for AWD-LSTM, with --segment 5)")
     )
-    tune: Optional[TuneOptions] = option(
-        None,
-        "search theta and lambda of the cache, eta and lambda of dynamic evaluation, unless given",
-        title="grid search on the split valid; the evaluated split then uses the best values",
-        switches_group_on=False,
+    _add_tune(
+        parser.add_argument_group(
+            "grid search on the split valid; the evaluated split then uses the best values"
+        )
     )
+
+
+def _add_cache(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--cache",
+        action="store_true",
+        help="mix in a cache of the last words (Grave et al. 2017); its options switch it on",
+    )
+    add(
+        "--cache-window",
+        type=int,
+        metavar="W",
+        help=Rare(f"number of past words that the cache holds (default: {CacheOptions.window})"),
+    )
+    add(
+        "--cache-theta",
+        type=float,
+        metavar="THETA",
+        help=Rare(
+            f"how strongly similar hidden states are preferred (default: {PUBLISHED_CACHE[0]:g})"
+        ),
+    )
+    add(
+        "--cache-lambda",
+        type=float,
+        metavar="LAMBDA",
+        help=Rare(
+            f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})"
+        ),
+    )
+
+
+def _add_dynamic(group: Any) -> None:
+    add = group.add_argument
+    rate, decay, epsilon = PUBLISHED["mean"]
+    add(
+        "--dynamic",
+        action="store_true",
+        help="adapt the model to the text that it has been scored on (Krause et al. 2018); its "
+        "options switch it on",
+    )
+    add(
+        "--dynamic-rate",
+        type=float,
+        metavar="ETA",
+        help=Rare(f"learning rate eta (default: {rate:g})"),
+    )
+    add(
+        "--dynamic-decay",
+        type=float,
+        metavar="LAMBDA",
+        help=Rare(f"mean rate of decay towards the trained weights (default: {decay:g})"),
+    )
+    add(
+        "--dynamic-epsilon",
+        type=float,
+        metavar="EPS",
+        help=Rare(f"added to the root mean square of the gradient (default: {epsilon:g})"),
+    )
+    add(
+        "--dynamic-units",
+        choices=tuple(PUBLISHED),
+        help=Rare(
+            "units of eta, lambda and epsilon: the paper's means, or the sums of the method's "
+            "first code, whose defaults are 0.002, 0.02 and 0.001. Values for mixtures of "
+            "softmaxes were published in sums: lambda 0.075 on PTB, epsilon 0.002 on WikiText-2 "
+            f"(default: {DynamicOptions.units})"
+        ),
+    )
+    add(
+        "--dynamic-batches",
+        type=int,
+        metavar="N",
+        help=Rare(
+            "gather gradient statistics from the first N batches of the training split (default: "
+            "all); with few batches, words that occur in none of them make steps of eta/epsilon"
+        ),
+    )
+    add(
+        "--dynamic-batch-size",
+        type=int,
+        metavar="B",
+        help=Rare("number of streams in those batches (default: 100)"),
+    )
+
+
+def _add_tune(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--tune",
+        action="store_true",
+        help="search theta and lambda of the cache, eta and lambda of dynamic evaluation, unless "
+        "given",
+    )
+    add(
+        "--tune-tokens",
+        type=int,
+        metavar="N",
+        help="search on the first N tokens of valid (default: all)",
+    )
+    add(
+        "--tune-cache-theta",
+        type=numbers,
+        metavar="A,B,...",
+        help=Rare("grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)"),
+    )
+    add(
+        "--tune-cache-lambda",
+        type=numbers,
+        metavar="A,B,...",
+        help=Rare("grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)"),
+    )
+    add(
+        "--tune-dynamic-rate",
+        type=numbers,
+        metavar="A,B,...",
+        help=Rare(
+            "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
+            "scaled by SEGMENT/5)"
+        ),
+    )
+    add(
+        "--tune-dynamic-decay",
+        type=numbers,
+        metavar="A,B,...",
+        help=Rare(
+            "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 "
+            "values, scaled by SEGMENT/5)"
+        ),
+    )
+
+
+def options_of(args: argparse.Namespace) -> EvaluationOptions:
+    """The options that a command line gives.
+
+    Raises:
+        ConfigurationError: an option of the search without the search.
+    """
+    cache = _given(args, window="cache_window", theta="cache_theta", weight="cache_lambda")
+    names = ("rate", "decay", "epsilon", "units", "batches", "batch_size")
+    dynamic = _given(args, **{name: f"dynamic_{name}" for name in names})
+    tune = _given(
+        args,
+        tokens="tune_tokens",
+        cache_thetas="tune_cache_theta",
+        cache_weights="tune_cache_lambda",
+        dynamic_rates="tune_dynamic_rate",
+        dynamic_decays="tune_dynamic_decay",
+    )
+    if tune and not args.tune:
+        flags = [action for action in vars(args) if action.startswith("tune_")]
+        given = [flag for flag in flags if getattr(args, flag) is not None]
+        raise idle_flag(" and ".join("--" + flag.replace("_", "-") for flag in given), "--tune")
+    return EvaluationOptions(
+        subset=args.gen_subset,
+        streams=args.streams,
+        segment=args.segment,
+        overrides=args.model_overrides,
+        cpu=args.cpu,
+        cache=CacheOptions(**cache) if args.cache or cache else None,
+        dynamic=DynamicOptions(**dynamic) if args.dynamic or dynamic else None,
+        tune=TuneOptions(**tune) if args.tune else None,
+    )
+
+
+def _given(args: argparse.Namespace, **arguments: str) -> Dict[str, Any]:
+    """Of a class's fields those that the command line gives; each by the name of its argument."""
+    values = {field: getattr(args, name) for field, name in arguments.items()}
+    return {field: value for field, value in values.items() if value is not None}

@@ -11,9 +11,9 @@ import textwrap
 from typing import Any, Dict, List, Optional, Sequence
 
 import spectral_fairseq
-from spectral_fairseq.commands.shared import NO_VERIFY, print_anywhere
+from spectral_fairseq.commands.arguments import NO_VERIFY, Rare
+from spectral_fairseq.commands.shared import print_anywhere
 from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
-from spectral_fairseq.options import add_flags, check_ranges, from_arguments
 
 SUBCOMMANDS: Dict[str, str] = {
     "analyze": "measure and draw the embedding space of models",
@@ -27,7 +27,7 @@ SUBCOMMANDS: Dict[str, str] = {
     "doctor": "show versions, how fairseq is patched, and what is not supported",
 }
 """Name -> its line in the help. Its code is in ``commands/<name>.py``: ``DESCRIPTION``,
-the dataclass ``Arguments``, and ``run(arguments) -> exit status``."""
+``add_arguments(parser)``, and ``run(arguments) -> exit status``."""
 
 _HELP_ALL = "--help-all"
 _DEBUG_HELP = "show the traceback of an error as well"
@@ -43,6 +43,13 @@ class _Paragraphs(argparse.HelpFormatter):
             lines += [block] if as_it_is else textwrap.wrap(block, width, break_on_hyphens=False)
         return textwrap.indent("\n".join(lines), indent)
 
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        """The help with the default, where there is one to say and it does not say it itself."""
+        text, default = action.help, action.default
+        is_said = text is None or "(default:" in text or action.required
+        nothing = isinstance(default, bool) or default in (None, "", (), argparse.SUPPRESS)
+        return text if is_said or nothing else f"{text} (default: {default})"
+
 
 class _Subcommand(argparse.ArgumentParser):
     """Parser of one subcommand, whose module is imported only if the command line names it."""
@@ -55,7 +62,10 @@ class _Subcommand(argparse.ArgumentParser):
         module = importlib.import_module(f"spectral_fairseq.commands.{name}")
         self.description = module.DESCRIPTION
         with_rare = _HELP_ALL in (args or ())
-        add_flags(self, module.Arguments, with_rare=with_rare)
+        module.add_arguments(self)
+        for action in () if with_rare else self._actions:
+            if isinstance(action.help, Rare):
+                action.help = argparse.SUPPRESS
         # Without a default, so that one given before the subcommand stays.
         debug_help = _DEBUG_HELP if with_rare else argparse.SUPPRESS
         self.add_argument(
@@ -103,9 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         build_parser().parse_args(argv, args)
         with arguments_as_flags(verify=NO_VERIFY):
-            arguments = from_arguments(args.module.Arguments, args)
-            check_ranges(arguments)
-            status = int(args.module.run(arguments))
+            status = int(args.module.run(args))
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status

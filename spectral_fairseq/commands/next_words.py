@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.arguments import add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
-from spectral_fairseq.commands.shared import no_verify, text_with_sentences
+from spectral_fairseq.commands.shared import text_with_sentences
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
@@ -20,7 +21,6 @@ from spectral_fairseq.errors import (
     listed,
     printable,
 )
-from spectral_fairseq.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,32 +37,32 @@ Example: echo "the end of" | spectral-fairseq next-words lm.pt --data data-bin
 """
 
 
-@dataclass
-class Arguments:
-    """The arguments of ``next-words``."""
-
-    checkpoints: Tuple[str, ...] = option(
-        (), "language models saved by fairseq-train", metavar="CKPT", positional=True
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the models, the sentences and what is listed."""
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CKPT", help="language models saved by fairseq-train")
+    add("--data", required=True, metavar="DIR", help="folder of binarised data, with dict.txt")
+    add(
+        "--sentences",
+        default="-",
+        metavar="FILE",
+        help="text with a sentence on each line (default: standard input)",
     )
-    data: str = option("", "folder of binarised data, with dict.txt", metavar="DIR", required=True)
-    sentences: str = option(
-        "-", "text with a sentence on each line (default: standard input)", metavar="FILE"
-    )
-    top: int = option(5, "words to list", metavar="N")
-    largest_gaps: int = option(
-        0,
-        "list N positions at which the first of two models is ahead of the second most "
-        "(default: the end of each sentence)",
+    add("--top", type=int, default=5, metavar="N", help="words to list")
+    add(
+        "--largest-gaps",
+        type=int,
+        default=0,
         metavar="N",
+        help="list N positions at which the first of two models is ahead of the second most "
+        "(default: the end of each sentence)",
     )
-    labels: Optional[str] = option(
-        None, "names of the checkpoints, separated by commas", metavar="A,B,..."
-    )
-    format: str = option("text", "format of the output", choices=("text", "json"))
-    verify: bool = no_verify()
+    add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
+    add("--format", choices=("text", "json"), default="text", help="format of the output")
+    add_no_verify(parser)
 
 
-def run(args: Arguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the next words; returns the exit status 0."""
     paths = [checkpoint_file(path) for path in args.checkpoints]
     text = text_with_sentences(args.sentences, "--sentences")

@@ -18,7 +18,6 @@ from spectral_fairseq.errors import (
     first_line,
 )
 from spectral_fairseq.files import check_file, check_free, check_parent, read_text, replacing
-from spectral_fairseq.options import option
 
 PathLike = Union[str, Path]
 
@@ -134,16 +133,3 @@ def _refusal_of_system(error: Exception) -> Optional[str]:
     if "unexpected pos" in str(error):  # what torch's writer says of a full disk
         return "no space left on its disk"
     return str(error) if "(os error " in str(error) else None  # of safetensors
-
-
-NO_VERIFY = "--no-verify"
-
-
-def no_verify() -> Any:
-    """The option, which makes ``verify`` false."""
-    return option(
-        True,
-        "do not compare checkpoints with the checksums in them, which reads a huge file once more",
-        flag_name="no_verify",
-        rare=True,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 from pathlib import Path
 
 import spectral_fairseq
@@ -13,12 +13,11 @@ Example: fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...
 """
 
 
-@dataclass
-class Arguments:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """There are none."""
 
 
-def run(_: Arguments) -> int:
+def run(_: argparse.Namespace) -> int:
     """Print the folder; returns the exit status 0."""
     print(Path(spectral_fairseq.__file__).resolve().parent)
     return 0

@@ -273,7 +273,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         if not shared:
             table = build_table(options, dictionary, dim, init_range=INIT_RANGE)
         head = build_head(options, dictionary, HeadSpec(last, bias=True, locked_dim=TIME), table)
-        check_ranges(options, config=AWDLSTMConfig)
+        check_ranges(options, AWDLSTMConfig)
         alpha = options.activation_regularization
         beta = options.temporal_activation_regularization
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))

@@ -1,14 +1,15 @@
 """Averaged checkpoints: the mean of the tables, in an architecture that trains and generates."""
 
+import argparse
+
 import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
+from spectral_fairseq.commands.average import add_arguments, chosen_checkpoints
 from spectral_fairseq.embeddings import TABLES as KINDS
 from spectral_fairseq.embeddings.entries import dense_form, entries_by_module, kind_of
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.options import check_ranges
 from tests.checkpoints.made import NAME, entries
 from tests.conftest import PACKAGE, train_command
 
@@ -146,14 +147,12 @@ def test_a_table_that_diverged(average, tmp_path):
 
 
 def choose(inputs, epochs=None, updates=None, bound=None):
-    arguments = Arguments(
-        checkpoints=tuple(str(path) for path in inputs),
-        num_epoch_checkpoints=epochs,
-        num_update_checkpoints=updates,
-        checkpoint_upper_bound=bound,
-    )
-    check_ranges(arguments)
-    return chosen_checkpoints(arguments)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args([*map(str, inputs), "--output", "a.pt"])
+    args.num_epoch_checkpoints, args.num_update_checkpoints = epochs, updates
+    args.checkpoint_upper_bound = bound
+    return chosen_checkpoints(args)
 
 
 @pytest.fixture

@@ -239,6 +239,13 @@ def test_a_model_without_a_state_is_left_to_fairseq(train, run):
     assert "fairseq-eval-lm DATA" in said
 
 
+@pytest.mark.parametrize("value", ["1,x", "x", ""])
+def test_a_grid_is_numbers(value, run, capsys):
+    with pytest.raises(SystemExit):
+        run("absent.pt", "--tune", "--tune-cache-theta", value)
+    assert "--tune-cache-theta: expected numbers separated by commas" in capsys.readouterr().err
+
+
 def test_impossible_options_need_no_checkpoint():
     with pytest.raises(ConfigurationError, match="Give both"):
         check(EvaluationOptions(dynamic=DynamicOptions(units="sum"), tune=TuneOptions()))

@@ -1,5 +1,6 @@
 """``export --to``: folders for transformers and CTranslate2 that compute what fairseq computes."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -169,7 +170,7 @@ def test_symbols_that_a_task_appends_belong_to_the_dictionaries_of_a_folder(tmp_
     task = {"_name": "denoising", "data": str(tmp_path)}
     model = {"decoder.embed_tokens.weight": torch.rand(62, 4)}
     for data in (None, str(tmp_path)):
-        arguments = subcommand.Arguments(data=data)
+        arguments = argparse.Namespace(data=data, checkpoint="")
         target, *_ = subcommand._dictionaries(arguments, {"cfg": {"task": task}, "model": model})
         assert len(target.symbols) == 62 and target.symbols[-1] == "<mask>"
 

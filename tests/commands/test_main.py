@@ -61,7 +61,6 @@ AT_ONCE = [
     (["export", "absent.pt", "out.pt"], 2),
     (["evaluate-lm", "absent.pt", "d"], 2),
     (["next-words", "absent.pt", "--data", "d"], 2),
-    (["score", "--ref", "absent.txt", "--sys", "absent.txt"], 2),
     (["average", "absent.pt", "--output", "out.pt"], 2),
 ]
 IMPORTS = """
