@@ -58,7 +58,7 @@ def test_a_plain_installation_analyses_and_names_the_extra_that_it_lacks(tmp_pat
     import torch
 
     numpy.save(tmp_path / "table.npy", torch.randn(300, 8).numpy())
-    (tmp_path / "model.safetensors").write_bytes(bytes(64))
+    (tmp_path / "model.safetensors").write_bytes(b"\x08" + bytes(7) + b"{}      ")
     torch.save({"model": {"decoder.embed_tokens.weight": torch.randn(30, 8)}}, tmp_path / "one.pt")
     (tmp_path / "nbest").write_text("T-0\ta\nH-0\t-1\ta\n")
     works = (("analyze", "table.npy"), ("compare", "table.npy", "one.pt"))
