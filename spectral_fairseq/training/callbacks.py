@@ -256,7 +256,8 @@ class _InTrainer(_Shared):
         measures = _measures(model, state.is_world_process_zero)
         if not state.is_world_process_zero:
             return
-        measures.update(self._of_loss(model))
+        loss = self._loss(model)
+        measures.update({} if loss is None else loss.means())
         if control.should_log:  # Trainer logs the loss of this step next
             self._beside_loss = measures
         elif measures:
@@ -284,11 +285,6 @@ class _InTrainer(_Shared):
         if not isinstance(loss, TokenLoss) and model is not None:
             loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
         return loss if isinstance(loss, TokenLoss) else None
-
-    def _of_loss(self, model: Any) -> Dict[str, float]:
-        """The mean of (log Z)^2, where the loss has it."""
-        mean_square = getattr(self._loss(model), "mean_square", None)
-        return {} if mean_square is None else {"z_loss": float(mean_square)}
 
 
 def _refuse_old_transformers(control: Optional[SpectrumControl]) -> None:

@@ -14,7 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,14 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.functional.blocks import smoothing_weights
 from spectral_fairseq.functional.precision import HALVES, widened
-from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import (
+    Losses,
+    blockwise_cross_entropy,
+    blockwise_log_probs,
+    check_token_weights,
+    measured_cross_entropy,
+)
+from spectral_fairseq.functional.token_measures import TokenMeasures
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.control import TablePenalty
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
@@ -44,6 +51,7 @@ from spectral_fairseq.training.modules import (
 )
 from spectral_fairseq.training.tables import FactoredLayer
 
+Result = TypeVar("Result")
 SMOOTHINGS = ("torch", "fairseq")
 IGNORED = -100  # the label of transformers for what is no target
 
@@ -118,9 +126,15 @@ class TokenLoss:
         shift: whether the target of a position is the label of the next one. ``None`` does as the
             own loss of a model of transformers does.
         ignore_index: label of what is no target.
+        by_probability: multiply the loss of each target by its probability, as a constant: dynamic
+            fine-tuning, https://arxiv.org/abs/2508.05629. In training only.
+        measures: keep :attr:`tokens` of each batch, by-products of the same pass.
 
     Attributes:
         mean_square: mean of (log Z)^2 over the targets of the latest batch with a z-loss.
+        tokens: log-probability and entropy of each target of the latest batch with ``measures``,
+            and whether it is the most probable word, shape (B, T), at the position that predicts
+            it; zero where there is no target.
     """
 
     def __init__(
@@ -133,6 +147,8 @@ class TokenLoss:
         penalty: Optional[Callable[[], Tensor]] = None,
         shift: Optional[bool] = None,
         ignore_index: int = IGNORED,
+        by_probability: bool = False,
+        measures: bool = False,
     ) -> None:
         smoothing_weights(label_smoothing, vocabulary=2)
         check_choice("`smoothing`", smoothing, SMOOTHINGS)
@@ -140,6 +156,9 @@ class TokenLoss:
         check_range("`z_loss`", z_loss, at_least=0)
         self.z_loss = z_loss
         self.mean_square: Optional[Tensor] = None
+        self.by_probability, self.measures = by_probability, measures
+        self.tokens: Optional[TokenMeasures] = None
+        self._targets: Optional[Tensor] = None  # of the latest batch
         if isinstance(penalty, TablePenalty):
             _take(penalty, model)
         self.penalty, self.model = penalty, model
@@ -163,7 +182,12 @@ class TokenLoss:
             _check_has(model, self._layer, "fused_loss_")
 
     def __call__(
-        self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
+        self,
+        outputs: Any,
+        labels: Optional[Tensor],
+        num_items_in_batch: Any = None,
+        *,
+        weights: Optional[Tensor] = None,
     ) -> Tensor:
         """The loss of a batch, a scalar.
 
@@ -171,6 +195,8 @@ class TokenLoss:
             outputs: of the model, with ``logits`` (an attribute, an entry, or the first element).
             labels: shape (B, T).
             num_items_in_batch: number of targets of the optimiser's step.
+            weights: of the labels, shape (B, T), constants by which their losses are multiplied;
+                the sum is divided as without them.
 
         Raises:
             ConfigurationError: there are no labels, or other logits than the output layer's.
@@ -181,31 +207,82 @@ class TokenLoss:
         # Where outputs are a tuple that has it, it stands before the logits.
         further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
         logits = _logits(outputs)
-        labels = self._behind_virtual_tokens(labels, logits)
-        if self.shift:
-            labels = self.shifted(labels)
-        loss, share = self.of_logits(logits, labels, num_items_in_batch)
+        if weights is not None:
+            check_token_weights(weights, labels)
+            weights = self._at_positions(weights, logits, 0.0)
+        labels = self._at_positions(labels, logits, self.ignore_index)
+        loss, share = self.of_logits(logits, labels, num_items_in_batch, weights)
         if isinstance(further, Tensor):
             loss = loss + further * share
         return loss
 
-    def _behind_virtual_tokens(self, labels: Tensor, logits: Any) -> Tensor:
+    def log_probs(self, outputs: Any, labels: Tensor) -> TokenMeasures:
+        """Log-probabilities of the targets, with a gradient, for losses that are functions of them.
+
+        Such as those of reinforcement learning: the ratio to the policy that drew the tokens is
+        ``(loss.log_probs(outputs, labels).log_probs - old).exp()``. Entropy and whether a target is
+        the most probable word come with them. Nothing else of this loss is in it.
+
+        Args:
+            outputs: as for a call.
+            labels: shape (B, T).
+
+        Returns:
+            Shape (B, T) each, as :attr:`tokens`.
+
+        Raises:
+            UnsupportedError: a mixture.
+        """
+        logits = _logits(outputs)
+        labels = self._at_positions(labels, logits, self.ignore_index)
+        targets = labels.reshape(-1).to(logits.device).long()
+        if not isinstance(logits, HiddenStates):
+            return _shaped(self._measured(logits.flatten(0, -2), targets), labels)
+        if isinstance(logits.layer, MixtureLayer):
+            raise _of_plain_layers("log-probabilities of tokens")
+
+        def compute(rows: Tensor, matrix: Tensor, bias: Any, cap: Any) -> TokenMeasures:
+            options: Any = {"softcap": cap, "ignore_index": self.ignore_index}
+            return blockwise_log_probs(rows, targets, matrix, bias, **options)
+
+        return _shaped(self._of_operands(logits, compute), labels)
+
+    def means(self) -> Dict[str, float]:
+        """What the latest batch tells for logs: ``z_loss``, ``entropy`` and ``token_accuracy``."""
+        found = {} if self.mean_square is None else {"z_loss": float(self.mean_square)}
+        if self.tokens is not None and self._targets is not None:
+            count = max(1, int(self._targets.ne(self.ignore_index).sum()))
+            found["entropy"] = float(self.tokens.entropy.sum()) / count
+            found["token_accuracy"] = float(self.tokens.correct.sum()) / count
+        return found
+
+    def _at_positions(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
+        """Labels, or their weights, at the positions that predict them."""
+        labels = self._behind_virtual_tokens(labels, logits, nothing)
+        return self.shifted(labels, nothing) if self.shift else labels
+
+    def _behind_virtual_tokens(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
         """The labels of all positions: those of prompt tuning, which come first, have none."""
         missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
         if missing and missing == self._virtual_tokens:
-            return F.pad(labels, (missing, 0), value=self.ignore_index)
+            return F.pad(labels, (missing, 0), value=nothing)
         if missing:
             wanted = f"a label for each of the {logits.shape[-2]} positions of the outputs"
             remedy = "Pass the labels of the batch that the model was given."
             raise ConfigurationError(wanted, f"labels of shape {tuple(labels.shape)}", remedy)
         return labels
 
-    def shifted(self, labels: Tensor) -> Tensor:
+    def shifted(self, labels: Tensor, nothing: Optional[float] = None) -> Tensor:
         """The label of the next position at each, so that nothing has to be cut out of logits."""
-        return F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
+        nothing = self.ignore_index if nothing is None else nothing
+        return F.pad(labels, (0, 1), value=nothing)[..., 1:]
 
     def of_logits(
-        self, logits: Any, labels: Tensor, num_items_in_batch: Any
+        self,
+        logits: Any,
+        labels: Tensor,
+        num_items_in_batch: Any,
+        weights: Optional[Tensor] = None,
     ) -> Tuple[Tensor, Tensor]:
         """The loss with the penalties on the table, and the share of a step's tokens in the batch.
 
@@ -213,6 +290,7 @@ class TokenLoss:
             logits: hidden states in training, or finished logits, shape (B, T, N).
             labels: that of each position, shape (B, T).
             num_items_in_batch: as for :meth:`__call__`.
+            weights: of each position, shape (B, T).
         """
         if labels.is_floating_point():
             wanted = "`labels` that are indices of words, whole numbers"
@@ -220,11 +298,15 @@ class TokenLoss:
             raise ConfigurationError(wanted, f"numbers of type {labels.dtype}", remedy)
         targets = labels.reshape(-1).to(logits.device).long()
         counted = targets.ne(self.ignore_index).sum()
+        if weights is not None:
+            weights = weights.reshape(-1).to(logits.device)
         if isinstance(logits, HiddenStates):
-            loss = self._of_hidden_states(logits, targets)
+            loss, tokens = self._of_hidden_states(logits, targets, weights)
         else:
             self._check_used()
-            loss = self._of_logits(logits, targets)
+            loss, tokens = self._of_logits(logits, targets, weights)
+        if tokens is not None:
+            self.tokens, self._targets = _shaped(tokens, labels), targets
         total = counted if num_items_in_batch is None else num_items_in_batch
         total = torch.as_tensor(total, device=loss.device).clamp(min=1)
         share = counted.to(loss.device) / total
@@ -236,7 +318,7 @@ class TokenLoss:
     @property
     def has_terms(self) -> bool:
         """Whether it is more than the likelihood in training."""
-        return bool(self.penalty is not None or self.z_loss)
+        return bool(self.penalty is not None or self.z_loss or self.by_probability)
 
     def _check_used(self) -> None:
         """Refuse logits in training that did not come from the output layer's forward pass.
@@ -268,7 +350,13 @@ class TokenLoss:
         if layer is not output_layer(self.model):  # peft may have put a copy in its place
             raise of_another("the outputs")
 
-    def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
+    def _of_operands(self, handed: HiddenStates, compute: Callable[..., Result]) -> Result:
+        """What is computed of h, W, b and the cap of an output layer, with its own precision.
+
+        Args:
+            handed: of the layer.
+            compute: takes h, shape (T, d), W, b or ``None``, and c or ``None``.
+        """
         layer = handed.layer
         self._check_made_by(layer)
         for parameter in layer.parameters():
@@ -283,30 +371,51 @@ class TokenLoss:
             added = handed.bias * outer
             bias = added if bias is None else bias + added
         dtype = handed.product_dtype
-        smoothing = self._fairseqs_smoothing(layer.out_features)
-        chosen: Any = {"label_smoothing": smoothing, "ignore_index": self.ignore_index}
         # A 16-bit product of operands that are not all so is autocast's, which has ended.
         tensors = [features, *layer.parameters()]
         if isinstance(layer, FactoredLayer):
             tensors += layer.used_table.parameters()
         autocast = dtype in HALVES and any(tensor.dtype != dtype for tensor in tensors)
-        device = features.device.type
         half = {"dtype": dtype} if autocast else {"enabled": False}
-        with torch.autocast(device, **half):
-            if not isinstance(layer, MixtureLayer):
-                rows, matrix = operands(layer, features)
-                chosen.update(z_loss=self.z_loss, softcap=handed.cap)
-                losses = blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)
-                return self._noted(losses, targets)
-            changed = handed.is_scaled or handed.cap is not None
-            if changed or (bias is not None and bool(bias.any())):
+        with torch.autocast(features.device.type, **half):
+            if isinstance(layer, MixtureLayer):
+                return compute(features, None, bias, handed.cap)
+            return compute(*operands(layer, features), bias, handed.cap)
+
+    def _of_hidden_states(
+        self, handed: HiddenStates, targets: Tensor, weights: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[TokenMeasures]]:
+        layer = handed.layer
+        chosen: Any = {
+            "label_smoothing": self._fairseqs_smoothing(layer.out_features),
+            "ignore_index": self.ignore_index,
+            "z_loss": self.z_loss,
+        }
+        by_token: Any = {"weights": weights, "by_probability": self.by_probability}
+
+        def compute(
+            rows: Tensor, matrix: Tensor, bias: Any, cap: Any
+        ) -> Tuple[Losses, Optional[TokenMeasures]]:
+            given, options = (rows, targets, matrix, bias), {**chosen, **by_token, "softcap": cap}
+            if self.measures:
+                return measured_cross_entropy(*given, **options)
+            return blockwise_cross_entropy(*given, **options), None
+
+        def of_mixture(
+            features: Tensor, _: Any, bias: Any, cap: Any
+        ) -> Tuple[Losses, Optional[TokenMeasures]]:
+            if handed.is_scaled or cap is not None or (bias is not None and bool(bias.any())):
                 wanted = "a model that leaves its logits as they are, for a mixture"
                 changes = "one that scales them, caps them or adds a bias to them"
                 raise UnsupportedError(wanted, changes, "Train this model without mixture_.")
+            if self.measures or self.by_probability or weights is not None:
+                raise _of_plain_layers("weights or measures of tokens")
             mixture: Any = layer.mixture
-            return self._noted(
-                mixture.loss(features, targets, z_loss=self.z_loss, **chosen), targets
-            )
+            return mixture.loss(features, targets, **chosen), None
+
+        is_mixture = isinstance(layer, MixtureLayer)
+        losses, tokens = self._of_operands(handed, of_mixture if is_mixture else compute)
+        return self._noted(losses, targets), tokens
 
     def _noted(self, losses: Losses, targets: Tensor) -> Tensor:
         """The loss; its (log Z)^2 are kept for logs."""
@@ -314,11 +423,14 @@ class TokenLoss:
             self.mean_square = losses.squares / targets.ne(self.ignore_index).sum().clamp(min=1)
         return losses.loss
 
-    def _of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _of_logits(
+        self, logits: Tensor, targets: Tensor, weights: Optional[Tensor]
+    ) -> Tuple[Tensor, Optional[TokenMeasures]]:
         """The same of finished logits, by words."""
         logits = logits.flatten(0, -2)
         words = logits.size(-1)
-        lost = targets[targets.ne(self.ignore_index)]
+        counted = targets.ne(self.ignore_index)
+        lost = targets[counted]
         if lost.numel():
             remedy = (
                 "Return the outputs of the model as they are, so that hidden states keep their "
@@ -328,12 +440,39 @@ class TokenLoss:
             check_range(what, int(lost.max()), below=words, whole=True, remedy=remedy)
         log_p = torch.log_softmax(widened(logits), -1)
         target_weight, uniform = smoothing_weights(self._fairseqs_smoothing(words), words)
+        reduction = "sum" if weights is None else "none"
         loss = target_weight * F.nll_loss(
-            log_p, targets, ignore_index=self.ignore_index, reduction="sum"
+            log_p, targets, ignore_index=self.ignore_index, reduction=reduction
         )
-        if uniform:
-            loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
-        return loss
+        if weights is not None:
+            if uniform:
+                loss = loss - uniform * log_p.sum(-1) * counted
+            loss = (weights * loss).sum()
+        elif uniform:
+            loss = loss - uniform * log_p[counted].sum()
+        if not self.measures:
+            return loss, None
+        return loss, TokenMeasures(*(one.detach() for one in self._measured(logits, targets)))
+
+    def _measured(self, logits: Tensor, targets: Tensor) -> TokenMeasures:
+        """The measures of tokens, of finished logits, shape (T, N)."""
+        counted = targets.ne(self.ignore_index)
+        log_p = torch.log_softmax(widened(logits), -1)
+        log_probs = -F.nll_loss(log_p, targets, ignore_index=self.ignore_index, reduction="none")
+        least = torch.finfo(log_p.dtype).min
+        entropy = -(log_p.exp() * log_p.clamp(min=least)).sum(-1).detach()
+        own = log_p.gather(1, targets.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
+        right = own.ge(log_p.amax(-1)) & counted
+        return TokenMeasures(log_probs, entropy * counted, right)
+
+
+def _shaped(tokens: TokenMeasures, labels: Tensor) -> TokenMeasures:
+    return TokenMeasures(*(one.reshape(labels.shape) for one in tokens))
+
+
+def _of_plain_layers(what: str) -> UnsupportedError:
+    found, remedy = "a mixture", "Leave them out, or train this model without mixture_."
+    return UnsupportedError(f"one softmax in the output layer, for {what}", found, remedy)
 
 
 def _take(penalty: TablePenalty, model: nn.Module) -> None:

@@ -550,3 +550,83 @@ def _classifier(transformers):
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**settings))
     fused_loss_(model, shift=False)
     model.train()(IDS, labels=torch.tensor([1, 2]))
+
+
+@each_table
+@pytest.mark.parametrize("layout", ["gpt2", "t5", "marian, scaled"])
+def test_weights_and_measures_of_tokens(transformers, layout, table):
+    """By the dense logits of the same model in evaluation mode, which it computes as ever."""
+    model = build(transformers, layout).eval()
+    TABLES[table](model)
+    scores = model(**inputs(model)).logits.double().detach()
+    loss = fused_loss_(model, measures=True)
+    weights = torch.linspace(-1, 2, LABELS.numel()).view(LABELS.shape)
+    shift = int(loss.shift)
+    labels, own = LABELS[:, shift:], scores[:, : LABELS.size(1) - shift]
+    counted = labels.ne(-100)
+    log_p = own.log_softmax(-1)
+    targets = labels.masked_fill(~counted, 0).unsqueeze(-1)
+    chosen = log_p.gather(-1, targets).squeeze(-1)
+    expected = -(weights[:, shift:] * chosen)[counted].sum() / 11
+    dense = loss(model(**inputs(model)), LABELS, 11, weights=weights)
+    of_logits = loss.tokens
+    model.train()
+    found = loss(model(**inputs(model)), LABELS, 11, weights=weights)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dense, found, rtol=1e-5, atol=1e-5)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    right = own.argmax(-1).eq(targets.squeeze(-1))
+    for tokens in (loss.tokens, of_logits, loss.log_probs(model(**inputs(model)), LABELS)):
+        for mine, value in zip(tokens, (chosen, entropy, right)):
+            mine = mine[:, : labels.size(1)]
+            assert not mine[~counted].any()
+            torch.testing.assert_close(
+                mine[counted].double(), value[counted].double(), rtol=1e-5, atol=1e-5
+            )
+    accuracy = own.argmax(-1).eq(labels)[counted].double().mean()
+    assert loss.means()["token_accuracy"] == pytest.approx(float(accuracy))
+    assert loss.means()["entropy"] == pytest.approx(float(entropy[counted].mean()), rel=1e-5)
+
+
+def test_gradients_of_a_function_of_log_probabilities(transformers):
+    model, plain = build(transformers), build(transformers)
+    loss = fused_loss_(model)
+    advantages = torch.linspace(-1, 1, LABELS.numel()).view(LABELS.shape)
+
+    def surrogate(log_probs, targets):
+        ratio = (log_probs - log_probs.detach()).exp()
+        return -(ratio * advantages[:, : ratio.size(1)])[targets].sum()
+
+    counted = LABELS[:, 1:].ne(-100)
+    found = loss.log_probs(model(input_ids=IDS), LABELS).log_probs[:, :-1]
+    surrogate(found, counted).backward()
+    log_p = plain(input_ids=IDS).logits[:, :-1].log_softmax(-1)
+    targets = LABELS[:, 1:].masked_fill(~counted, 0).unsqueeze(-1)
+    surrogate(log_p.gather(-1, targets).squeeze(-1), counted).backward()
+    same(gradients(model), gradients(plain))
+
+
+def test_a_loss_by_probability_is_that_of_dynamic_fine_tuning(transformers):
+    model, plain = build(transformers), build(transformers)
+    loss = fused_loss_(model, by_probability=True)
+    loss(model(input_ids=IDS), LABELS).backward()
+    counted = LABELS[:, 1:].ne(-100)
+    log_p = plain(input_ids=IDS).logits[:, :-1].log_softmax(-1)
+    targets = LABELS[:, 1:].masked_fill(~counted, 0).unsqueeze(-1)
+    chosen = log_p.gather(-1, targets).squeeze(-1)[counted]
+    (-chosen.exp().detach() * chosen).mean().backward()
+    same(gradients(model), gradients(plain))
+    with torch.no_grad():  # in evaluation it is the likelihood
+        evaluated = loss(model(input_ids=IDS), LABELS)
+    torch.testing.assert_close(evaluated, -chosen.mean().detach())
+
+
+def test_mixtures_have_no_weights_or_measures_of_tokens(transformers):
+    model = build(transformers)
+    for options, given in (({"measures": True}, {}), ({}, {"weights": torch.ones(LABELS.shape)})):
+        other = copy.deepcopy(model)
+        loss = mixture_(other, 2, **options)
+        with pytest.raises(UnsupportedError, match="one softmax in the output layer"):
+            loss(other(input_ids=IDS), LABELS, **given)
+    with pytest.raises(UnsupportedError, match="one softmax in the output layer"):
+        loss.log_probs(other(input_ids=IDS), LABELS)
