@@ -1,4 +1,5 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
+# make quickstart-long  the same recipes for longer, in twice the time
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
 # make test-studies  set up, then run the tests of the quickstart, the studies and the benchmarks
@@ -32,7 +33,7 @@ FIND_PYTHON = for fits in '$(HAS_BUILD)' '$(VERSION_OK)'; do \
 WANTS_FAIRSEQ = [ "$(FAIRSEQ)" != no ] && $(BIN)/python -c '$(HAS_BUILD)'
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup same-python quickstart test test-fast test-studies fuzz matrix lint docs release clean
+.PHONY: setup same-python quickstart quickstart-long test test-fast test-studies fuzz matrix lint docs release clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -101,6 +102,10 @@ quickstart: setup
 	    "Make another with Python 3.9 to 3.12:" \
 	    "make VENV=.venv-fairseq PYTHON=python3.11 quickstart" >&2; exit 1; }
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
+
+quickstart-long:
+	@$(MAKE) --no-print-directory quickstart \
+	  QUICKSTART_FLAGS="--long --work-dir quickstart-long $(QUICKSTART_FLAGS)"
 
 # The tests of a file share fixtures, so whole files are distributed over the processes, in the order
 # of tests/conftest.py: xdist's own would leave files of few but long tests for the end. There is one

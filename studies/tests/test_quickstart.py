@@ -400,6 +400,9 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
     for name in ("sacreBLEU", "I1, both signs", "sigma_d / sigma_1", "BLEU|", "chrF2|"):
         assert name in out
     assert "Traceback" not in err and "DEBUG" not in err
+    # Three sentences are translated on the way, and the table stands beside a random one.
+    assert out.count("after 60  ") == 3 and "random table" in out
+    assert out.count("after 9  ") >= 3 and out.index("after 30  ") < out.index("random table")
     for folder in folders:
         assert "Loaded checkpoint" in (folder / "train.log").read_text("utf-8")
 
@@ -522,14 +525,14 @@ def test_the_readme_has_the_figures_of_the_report_that_is_shown():
 
 
 def test_the_readme_has_the_figures_of_a_finished_quickstart():
-    """make quickstart writes this record; without one there is nothing to compare."""
-    path = EXAMPLES.parent / "quickstart" / "results.json"
+    """make quickstart-long writes this record; without one there is nothing to compare."""
+    path = EXAMPLES.parent / "quickstart-long" / "results.json"
     if not path.exists():
-        pytest.skip("run make quickstart first")
+        pytest.skip("run make quickstart-long first")
     record = json.loads(path.read_text("utf-8"))
-    default = quickstart.settings_of(quickstart.parse_arguments(["--cpu"], CORPUS))
+    default = quickstart.settings_of(quickstart.parse_arguments(["--cpu", "--long"], CORPUS))
     if record["settings"] != dataclasses.asdict(default):
-        pytest.skip("the record in quickstart/ has other settings than the README")
+        pytest.skip("the record in quickstart-long/ has other settings than the README")
     for name, told in figures_of_the_readme().items():
         written, _, tolerance = FIGURES[name]
         for figures, value in zip(record["recipes"].values(), told):
