@@ -26,26 +26,25 @@ def open_memory(model: Any) -> Stored:
             FSDP splits over processes.
     """
     kind = type(model).__name__
-    opened = _module(model, kind) if isinstance(model, nn.Module) else _tensors(model, kind)
+    if isinstance(model, nn.Module):
+        opened = _module(model, kind)
+    else:
+        if isinstance(model, np.ndarray):
+            model = tensor_of(model, f"the {kind}")
+        named = {"tensor": model} if isinstance(model, Tensor) else model
+        tensors, unread = state_dict_of(named) if isinstance(named, Mapping) else ({}, {})
+        if not tensors and not unread:
+            raise ConfigurationError(
+                "a path, a tensor, an array, a state dict or a torch module",
+                f"an object of type {kind}",
+                "Pass model.state_dict(), or the table itself.",
+            )
+        tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        opened = Stored(name=f"the {kind}", tensors=tensors, unread=unread)
     if any(tensor.device.type == "meta" for tensor in opened.tensors.values()):
         found = "tensors on the device meta"
         raise ConfigurationError(f"the weights of {opened.name}", found, "Load them first.")
     return opened
-
-
-def _tensors(model: Any, kind: str) -> Stored:
-    if isinstance(model, np.ndarray):
-        model = tensor_of(model, f"the {kind}")
-    named = {"tensor": model} if isinstance(model, Tensor) else model
-    tensors, unread = state_dict_of(named) if isinstance(named, Mapping) else ({}, {})
-    if not tensors and not unread:
-        raise ConfigurationError(
-            "a path, a tensor, an array, a state dict or a torch module",
-            f"an object of type {kind}",
-            "Pass model.state_dict(), or the table itself.",
-        )
-    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Stored(name=f"the {kind}", tensors=tensors, unread=unread)
 
 
 def _module(model: nn.Module, kind: str) -> Stored:

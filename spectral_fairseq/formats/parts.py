@@ -1,12 +1,10 @@
-"""Files of parallel processes, which hold parts of tables, told by their names and settings."""
+"""Files of parallel processes, which hold parts of tables, told by their names."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Mapping, Sequence, Tuple
-
-from torch import Tensor
+from typing import Sequence, Tuple
 
 from spectral_fairseq.errors import CheckpointError
 
@@ -23,6 +21,12 @@ _FROM_ZERO = ("consolidated", "model_part", "mp_rank", "tp_rank")
 # A layer of a pipeline of DeepSpeed, which has a file for each.
 _ONE_LAYER = re.compile(r"layer_\d+-model_\d+-model_states")
 
+PUT_TOGETHER = (
+    "Put the parts together with the converter of the program that wrote them (transformers has "
+    "one for Llama, Megatron-LM its own). If the file holds whole tables, give it alone under "
+    "another name."
+)
+
 
 def check_no_part(file: Path) -> None:
     """Refuse what one of several parallel processes saved, of which no table need be whole.
@@ -35,57 +39,7 @@ def check_no_part(file: Path) -> None:
     """
     why = _part_by_name(file)
     if why:
-        raise _is_a_part(file, why)
-
-
-def check_saved_whole(
-    path: Path,
-    state: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-) -> None:
-    """Refuse what one of several processes saved, by what is in the file.
-
-    Args:
-        path: of the file.
-        state: all of it.
-        tensors: those of its model, by their names.
-        settings: of the training.
-
-    Raises:
-        CheckpointError: its settings say that several processes hold the model; or it has the flat
-            parameters of FSDP or the pieces of DeepSpeed's ZeRO, in which no table is whole.
-    """
-    optimizer = state.get("optimizer_state_dict")
-    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
-    empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
-    of_zero = of_zero or (empty and "param_shapes" in state)
-    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
-    if of_zero or flat or "shard_metadata" in state:
-        raise CheckpointError(
-            f"the weights of a whole model in {path}",
-            f"the part of one process, as {'DeepSpeed ZeRO' if of_zero else 'FSDP'} saves it",
-            "Put the parts together: with DeepSpeed's zero_to_fp32.py, which lies beside them, or "
-            "consolidate_fsdp_shards of fairseq.",
-        )
-    sizes = {**settings, "mp_world_size": state.get("mp_world_size")}  # the last of DeepSpeed
-    known = {name: size for name, size in sizes.items() if type(size) is int}
-    of_megatron = known.get("tensor_model_parallel_size", 1)
-    of_megatron *= known.get("pipeline_model_parallel_size", 1)
-    others = (known.get(name, 1) for name in ("model_parallel_size", "mp_world_size"))
-    processes = max(of_megatron, *others)
-    if processes > 1:
-        raise _is_a_part(path, f"one of {processes} parts, by its settings")
-
-
-def _is_a_part(file: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"a whole model in {file}",
-        why,
-        "Put the parts together with the converter of the program that wrote them "
-        "(transformers has one for Llama, Megatron-LM its own). If the file holds whole "
-        "tables, give it alone under another name.",
-    )
+        raise CheckpointError(f"a whole model in {file}", why, PUT_TOGETHER)
 
 
 def _part_by_name(file: Path) -> str:

@@ -2,15 +2,15 @@
 
 The names are those of fairseq, of the architectures of transformers, of OpenNMT, Marian and
 Nematus, and of the usual LSTM language models. Other modules have some of these names too, so that
-:func:`fitting_tables` asks for the shape and the place of each. Several ``tables`` are given by the
-names of the modules that hold each.
+the shape and the place of each count as well. Several ``tables`` are given by the names of the
+modules that hold each.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from spectral_fairseq.methods.output_layers import output_names
 
@@ -108,32 +108,6 @@ def may_be_table(name: str, rows: int, columns: int) -> bool:
 def may_hold_table(key: str, shape: Sequence[int]) -> bool:
     """Whether an entry of a state dict may be a table over words, by its name and its shape."""
     return len(shape) == 2 and may_be_table(key.removesuffix(".weight"), *shape)
-
-
-def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] = ()) -> List[str]:
-    """Those of several matrices with names of tables whose shapes and places are those of tables.
-
-    A table stands beside the layers of a model, and its output layer has a row for each word that
-    its input has. So ``mlp.fc_out`` of each layer of GPT-J, d x 4d, is none.
-
-    Args:
-        shapes: name -> rows and columns of the matrices that :func:`may_be_table` lets pass.
-        words: sizes of the vocabularies, if the settings of the model say them.
-    """
-    beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
-    sizes = {rows for rows, _ in beside.values()}
-    inputs = {rows for name, (rows, _) in beside.items() if not is_output_name(name)} | {*words}
-    fitting = []
-    for name, (rows, columns) in shapes.items():
-        if name not in beside:
-            fits = rows > columns and (not sizes or rows in sizes)
-        else:
-            role = role_of(name)
-            unsure = is_output_name(name) and not (role is not None and role.sure)
-            fits = not (unsure and inputs and rows not in inputs)
-        if fits:
-            fitting.append(name)
-    return fitting
 
 
 @_remembered

@@ -13,7 +13,6 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.reading import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
 from spectral_fairseq.formats.parts import check_no_part
-from spectral_fairseq.formats.roles import may_hold_table
 from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values
 
@@ -52,8 +51,7 @@ def files_of(file: Path, named: bool) -> Files:
             and otherwise the folder may not hold the numbered files of two models.
 
     Raises:
-        CheckpointError: some are missing, it is a part of a model, or the index names something
-            else than files beside it.
+        CheckpointError: some are missing, or the index names something else than files beside it.
         DataError: an index that is not JSON.
     """
     if not named:
@@ -62,7 +60,6 @@ def files_of(file: Path, named: bool) -> Files:
     if index is None:
         paths = _numbered_files(file)
         if len(paths) == 1:
-            check_no_part(file)
             return Files(paths, file, {})
         remark = f"Read from {len(paths)} files, {paths[0].name} and those that belong to it."
         return Files(paths, file, {}, remark)
@@ -141,11 +138,14 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
     numbered files hold alike is taken once.
 
     Raises:
-        CheckpointError: a file lacks a tensor that the index says it has.
+        CheckpointError: a file lacks a tensor that the index says it has, or the only file is the
+            part of a model that one of several processes has.
     """
     if not files.are_several:
         # fairseq's own checkpoints have their numbers by epoch and update.
-        return replace(read[0], beside=[] if read[0].checkpoint else _beside(files.named))
+        beside = [] if read[0].checkpoint else _beside(files.named)
+        check_no_part(files.named)
+        return replace(read[0], beside=beside)
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     holders: Dict[str, List[int]] = {}
@@ -164,9 +164,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
             raise PartsError(wanted, there)
     for name, numbers in holders.items():
         first, *others = (read[number].tensors[name] for number in numbers)
-        # Matrices that are no tables are of no use here, and need not be read.
-        compared = first.dim() < 2 or may_hold_table(name, first.shape)
-        if not others or (compared and all(same_values(first, other) for other in others)):
+        if all(same_values(first, other) for other in others):
             tensors[name] = first
         else:
             unread[name] = Unread(tuple(first.shape), f"each of {len(numbers)} files has a piece")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.formats.parts import PUT_TOGETHER
 from spectral_fairseq.formats.roles import is_output_entry, may_hold_table
 from spectral_fairseq.formats.stored import Unread
 
@@ -75,6 +77,47 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         else:
             unread[name] = Unread(tuple(value.shape), why)
     return tensors, unread
+
+
+def check_saved_whole(
+    path: Path,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+) -> None:
+    """Refuse what one of several processes saved, by what is in the file.
+
+    Args:
+        path: of the file.
+        state: all of it.
+        tensors: those of its model, by their names.
+        settings: of the training.
+
+    Raises:
+        CheckpointError: its settings say that several processes hold the model; or it has the flat
+            parameters of FSDP or the pieces of DeepSpeed's ZeRO, in which no table is whole.
+    """
+    optimizer = state.get("optimizer_state_dict")
+    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
+    empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
+    of_zero = of_zero or (empty and "param_shapes" in state)
+    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
+    if of_zero or flat or "shard_metadata" in state:
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            f"the part of one process, as {'DeepSpeed ZeRO' if of_zero else 'FSDP'} saves it",
+            "Put the parts together: with DeepSpeed's zero_to_fp32.py, which lies beside them, or "
+            "consolidate_fsdp_shards of fairseq.",
+        )
+    sizes = {**settings, "mp_world_size": state.get("mp_world_size")}  # the last of DeepSpeed
+    known = {name: size for name, size in sizes.items() if type(size) is int}
+    of_megatron = known.get("tensor_model_parallel_size", 1)
+    of_megatron *= known.get("pipeline_model_parallel_size", 1)
+    others = (known.get(name, 1) for name in ("model_parallel_size", "mp_world_size"))
+    processes = max(of_megatron, *others)
+    if processes > 1:
+        found = f"one of {processes} parts, by its settings"
+        raise CheckpointError(f"a whole model in {path}", found, PUT_TOGETHER)
 
 
 def tensor_of(array: np.ndarray, name: Any) -> Tensor:

@@ -19,8 +19,7 @@ from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.formats.parts import check_saved_whole
-from spectral_fairseq.formats.state_dicts import state_dict_of
+from spectral_fairseq.formats.state_dicts import check_saved_whole, state_dict_of
 from spectral_fairseq.formats.stored import Stored, Unread, find_no_words
 
 # Of its present form, which is a zip archive, and of the one before.
@@ -55,8 +54,9 @@ def read(path: Path) -> Stored:
         tensors = {name: one for name, one in whole["model"].items() if isinstance(one, Tensor)}
     else:
         tensors, unread = state_dict_of(state)
-        check_model(tensors, path, stored_bytes)
     check_saved_whole(path, whole, tensors, {**common, **args})
+    if not of_fairseq:
+        check_model(tensors, path, stored_bytes)
     if not tensors and not unread:
         shown = ", ".join(map(str, whole)) if whole else type(state).__name__
         wanted = f"a state dict, alone or as an entry of a dictionary, in {path}"

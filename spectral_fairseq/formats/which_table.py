@@ -25,16 +25,18 @@ from spectral_fairseq.formats.config import (
 )
 from spectral_fairseq.formats.roles import (
     adapted,
-    fitting_tables,
     has_output,
     has_output_beside,
+    in_layers,
     is_in_pieces,
     is_output,
     is_output_entry,
+    is_output_name,
     is_surely_output,
     may_be_output,
     may_be_table,
     output_tables,
+    role_of,
 )
 from spectral_fairseq.formats.stored import Stored, Unread
 
@@ -172,12 +174,12 @@ class Matrices:
 
     def __init__(self, stored: Stored) -> None:
         self.stored = stored
-        self.sizes = vocabulary_sizes(stored.settings)
-        self.shares = shares_output(stored.settings)
-        self.by_default = shares_by_default(stored.settings)
         self.tensors, self.unread = stored.tensors, stored.unread
         if "embeddings" in self.tensors and "mapping" in self.tensors:
             self._leave_out_clusters()
+        self.sizes = vocabulary_sizes(stored.settings)
+        self.shares = shares_output(stored.settings)
+        self.by_default = shares_by_default(stored.settings)
         self.modules = entries_by_module(self.tensors)
         self.lying = self._lying_outputs()
         if self.lying:
@@ -195,7 +197,7 @@ class Matrices:
 
     def _tables(self) -> List[List[str]]:
         shapes = self._shapes()
-        names = fitting_tables(shapes, self.sizes)
+        names = _fitting_tables(shapes, self.sizes)
         if names and not has_output([names]):
             names += self._nameless_outputs({shapes[name][0] for name in names})
         tables: List[List[str]] = []
@@ -235,7 +237,7 @@ class Matrices:
         Where an output layer lies as usual, no other is looked for.
         """
         shapes = self._shapes()
-        fitting = fitting_tables(shapes, self.sizes)
+        fitting = _fitting_tables(shapes, self.sizes)
         outputs = [name for name in fitting if has_output([[name]])]
         inputs = {shapes[name][0] for name in set(fitting).difference(outputs)} | {*self.sizes}
         upright = any(shapes[name][0] in inputs for name in outputs)
@@ -392,6 +394,32 @@ class Matrices:
                     shape = " x ".join(map(str, value.shape))
                     reasons[key] = f"{shape} numbers, from which W is computed"
         return reasons
+
+
+def _fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] = ()) -> List[str]:
+    """Those of several matrices with names of tables whose shapes and places are those of tables.
+
+    A table stands beside the layers of a model, and its output layer has a row for each word that
+    its input has. So ``mlp.fc_out`` of each layer of GPT-J, d x 4d, is none.
+
+    Args:
+        shapes: name -> rows and columns of the matrices that :func:`may_be_table` lets pass.
+        words: sizes of the vocabularies, if the settings of the model say them.
+    """
+    beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
+    sizes = {rows for rows, _ in beside.values()}
+    inputs = {rows for name, (rows, _) in beside.items() if not is_output_name(name)} | {*words}
+    fitting = []
+    for name, (rows, columns) in shapes.items():
+        if name not in beside:
+            fits = rows > columns and (not sizes or rows in sizes)
+        else:
+            role = role_of(name)
+            unsure = is_output_name(name) and not (role is not None and role.sure)
+            fits = not (unsure and inputs and rows not in inputs)
+        if fits:
+            fitting.append(name)
+    return fitting
 
 
 # Names of the matrix of a layer; flax has kernels where torch has weights.
