@@ -25,6 +25,7 @@ SUBCOMMANDS: Dict[str, str] = {
     "flags": "list every flag that this package adds to fairseq-train",
     "user-dir": "print the installed package's folder, for fairseq's --user-dir",
     "doctor": "show versions, how fairseq is patched, and what is not supported",
+    "completion": "print what completes this command in bash or zsh",
 }
 """Name -> its line in the help. Its code is in ``commands/<name>.py``: ``DESCRIPTION``,
 ``add_arguments(parser)``, and ``run(arguments) -> exit status``."""

@@ -140,6 +140,32 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+def test_the_package_is_the_command():
+    argv = [sys.executable, "-m", "spectral_fairseq", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == f"spectral-fairseq {spectral_fairseq.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words, completed",
+    [
+        (["ana"], {"analyze"}),
+        (["analyze", "--isotropy"], {"--isotropy-words", "--isotropy-runs"}),
+        (["average", "--num"], {"--num-epoch-checkpoints", "--num-update-checkpoints"}),
+        (["analyze", "check"], set()),  # left to the names of files
+        (["", "--help"], set()),
+    ],
+)
+def test_the_completion_of_bash(words, completed, capsys):
+    assert main(["completion", "bash"]) == 0
+    asked = " ".join(map(repr, ["spectral-fairseq", *words]))
+    script = f"COMP_WORDS=({asked})\nCOMP_CWORD={len(words)}\n_spectral_fairseq\n"
+    script = capsys.readouterr().out + script + 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert {*done.stdout.split()} == completed and done.stderr == ""
+
+
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback():
     """As with ``spectral-fairseq doctor | head -0``."""
     reading, writing = os.pipe()
