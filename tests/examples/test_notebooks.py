@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom without a network, and is stored without outputs."""
+"""The notebook runs from top to bottom without a network, and is stored with its outputs."""
 
 import os
 import re
@@ -49,12 +49,15 @@ def outputs(notebook):
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
-def test_it_is_stored_without_outputs():
+def test_it_is_stored_with_the_outputs_of_one_run_and_without_warnings_and_paths():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert len(code) > 5
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    shown = outputs(notebook)
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 2
+    assert not any(output.get("name") == "stderr" for output in shown)
+    assert not re.search(r"/(home|root|tmp|usr)/", NOTEBOOK.read_text("utf-8"))
 
 
 def test_its_links_lead_to_pages():
