@@ -5,7 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
@@ -47,13 +47,15 @@ def table_module(model: nn.Module) -> Optional[Table]:
     return table if isinstance(table, Table) else None
 
 
-def output_layers(decoder: nn.Module) -> Iterator[Tuple[Any, Tensor]]:
+def output_layers(decoder: nn.Module) -> List[Tuple[Any, Tensor]]:
     """What fairseq's decoders end in, a layer or its weight alone, with the weight."""
+    found = []
     for name in OUTPUT_LAYERS:
         layer = getattr(decoder, name, None)
         weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
         if isinstance(weight, Tensor):
-            yield layer, weight
+            found.append((layer, weight))
+    return found
 
 
 def output_matrix(model: nn.Module, num_words: int) -> Tensor:
@@ -135,12 +137,10 @@ def softmax_operands(
         rows, matrix = table.operands(features)
         return rows, matrix, getattr(head_of(model), "bias", None)
     weight = output_matrix(model, num_words)
-    biases = (
-        layer.bias
-        for layer, stored in output_layers(decoder_of(model))
-        if stored is weight and layer is not weight
-    )
-    return features, weight, next(biases, None)
+    for layer, stored in output_layers(decoder_of(model)):
+        if stored is weight and layer is not weight:
+            return features, weight, layer.bias
+    return features, weight, None
 
 
 def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:

@@ -322,7 +322,9 @@ def reported_terms(net_output: Any) -> List[Term]:
     """The terms in a model's output; none for most models."""
     extra = net_output[1] if len(net_output) > 1 else None
     reported = extra.get("activation_penalties") if isinstance(extra, dict) else None
-    return [Term(name, weight, value) for name, (weight, value) in (reported or {}).items()]
+    if not reported:
+        return []
+    return [Term(name, weight, value) for name, (weight, value) in reported.items()]
 
 
 # Penalties in the training logs: R before its weight, under the name of the penalty.
@@ -357,9 +359,11 @@ def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Di
 def reduce_terms(logging_outputs: List[Dict[str, Any]], names: Iterable[str]) -> None:
     """Show the R of each penalty, from the logging outputs of all workers and micro-batches."""
     for name in names:
-        logs = [log for log in logging_outputs if name in log]
-        shown = sum(log["sample_size"] for log in logs)
+        shown = total = due = 0
+        for log in logging_outputs:
+            if name in log:
+                shown += log["sample_size"]
+                total += log[name]
+                due += log[f"{name}_size"]
         if shown > 0:
-            total = sum(log[name] for log in logs)
-            due = sum(log[f"{name}_size"] for log in logs)
             metrics.log_scalar(name, total / shown, due, round=5)
