@@ -398,8 +398,8 @@ def test_many_tables_are_compared_only_where_they_may_be_equal(monkeypatch):
         return same_table(table, other)
 
     monkeypatch.setattr(which_table, "same_table", counted)
-    tensors = {f"block_{n}.embed_tokens.weight": rows(n, 8, 2) for n in range(2000)}
+    tensors = {f"block_{n}.embed_tokens.weight": rows(n, 8, 2) for n in range(600)}
     tensors["copy.embed_tokens.weight"] = tensors["block_7.embed_tokens.weight"].clone()
     found = matrices(tensors).tables
-    assert len(found) == 2000 and ["block_7.embed_tokens", "copy.embed_tokens"] in found
+    assert len(found) == 600 and ["block_7.embed_tokens", "copy.embed_tokens"] in found
     assert len(compared) < 50
