@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from benchmarks import harness
 from spectral_fairseq.embeddings import PlainEmbedding
-from spectral_fairseq.functional.row_penalties import (
+from spectral_fairseq.functional.activation_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

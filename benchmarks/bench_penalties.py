@@ -26,17 +26,15 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
+from spectral_fairseq.functional.cosine_penalty import cosine_penalty
+from spectral_fairseq.functional.d_optimal_penalty import d_optimal_penalty
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import (
-    cosine_penalty,
-    weight_norm_penalty,
-)
 from spectral_fairseq.functional.softmax_loss import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import (
-    d_optimal_penalty,
+from spectral_fairseq.functional.spectral_normalization_penalty import (
     spectral_normalization_penalty,
 )
+from spectral_fairseq.functional.weight_norm_penalty import weight_norm_penalty
 
 EXCLUDED = torch.tensor([1])
 PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {

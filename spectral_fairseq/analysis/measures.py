@@ -17,7 +17,7 @@ from spectral_fairseq.errors import DataError, idle_flag
 from spectral_fairseq.formats.table import StoredTable
 from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.row_blocks import sample_rows
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.spectrum_penalty import Prior
 
 # Points of the pictures of counts, which draw each of them.
 COUNT_POINTS = 1000

@@ -24,7 +24,7 @@ from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import StoredTable, read_table
 from spectral_fairseq.formats.which_table import Choice, choose
 from spectral_fairseq.formats.words import words_of
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"

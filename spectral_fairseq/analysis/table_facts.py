@@ -30,10 +30,10 @@ from spectral_fairseq.functional.isotropy import (
 from spectral_fairseq.functional.random_spectrum import random_spectrum, upper_edge
 from spectral_fairseq.functional.row_blocks import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.row_norms import row_lengths, rows_from
-from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.rows import untrained_rows
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.spectrum_penalty import Prior
+from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
 
 COSINE_BINS = 100
 # The squares of squared lengths are numbers in float64 down to here. No table of float32 has

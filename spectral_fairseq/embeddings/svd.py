@@ -1,9 +1,9 @@
 """An embedding table stored as its singular value decomposition, W = U diag(sigma) V'.
 
 Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
-ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalties of
-:mod:`spectral_fairseq.functional.spectrum_penalties` keep U and V near orthonormal and sigma near
-its prior. This module stores the factors and multiplies by them.
+ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalty of
+:mod:`~spectral_fairseq.functional.orthogonality_penalty` keeps U and V near orthonormal, and that
+of :mod:`~spectral_fairseq.functional.spectrum_penalty` sigma near its prior. This module stores the factors and multiplies by them.
 
 Flags: ``--spectrum-prior`` exponential, ``--spectrum-c1`` auto, ``--spectrum-c2`` 0.0005,
     ``--spectrum-gamma``.
@@ -20,18 +20,16 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.precision import full_float32
-from spectral_fairseq.functional.products import linear
-from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
-from spectral_fairseq.functional.spectra import gram, table_gram
-from spectral_fairseq.functional.spectrum_penalties import (
-    PRIORS,
-    Prior,
-    check_rank,
+from spectral_fairseq.functional.orthogonality_penalty import (
     frobenius_defect,
     identity_residual,
     spectral_defect,
 )
+from spectral_fairseq.functional.precision import full_float32
+from spectral_fairseq.functional.products import linear
+from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
+from spectral_fairseq.functional.spectra import gram, table_gram
+from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior, check_rank
 from spectral_fairseq.options import Option
 
 # Note [Scales of the factors]

@@ -20,11 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_enough
-from spectral_fairseq.functional.row_blocks import (
-    cached_rows,
-    checked_table,
-    row_blocks,
-)
+from spectral_fairseq.functional.row_blocks import cached_rows, checked_table, row_blocks
 from spectral_fairseq.functional.row_norms import rows_from, rows_with_norms, unit_rows
 
 
@@ -35,7 +31,7 @@ def mean_cosine(
     """Return the mean cosine over the N (N - 1) ordered pairs of different rows.
 
     The cosines of a zero row are taken as 0. The penalty of
-    :mod:`spectral_fairseq.functional.row_penalties` divides the same sum by N^2.
+    :mod:`spectral_fairseq.functional.cosine_penalty` divides the same sum by N^2.
 
     Args:
         matrix: W, shape (n, d).

@@ -16,21 +16,19 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import SVDEmbedding, Table, WeightNormEmbedding
 from spectral_fairseq.errors import check_range, misspelt
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import (
-    cosine_penalty,
-    log_count_target,
-    weight_norm_penalty,
-)
-from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import (
-    check_rank,
+from spectral_fairseq.functional.cosine_penalty import cosine_penalty
+from spectral_fairseq.functional.d_optimal_penalty import (
     d_optimal_penalty,
     normalized_d_optimal_penalty,
-    orthogonality_penalty,
-    spectral_normalization_penalty,
-    spectrum_penalty,
 )
+from spectral_fairseq.functional.orthogonality_penalty import orthogonality_penalty
+from spectral_fairseq.functional.row_norms import row_norms
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectral_normalization_penalty import (
+    spectral_normalization_penalty,
+)
+from spectral_fairseq.functional.spectrum_penalty import check_rank, spectrum_penalty
+from spectral_fairseq.functional.weight_norm_penalty import log_count_target, weight_norm_penalty
 from spectral_fairseq.methods import prior
 from spectral_fairseq.options import Option, weight_option
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import arguments_as_flags
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.functional.table_control import counted_norm
 
 OPTIONS = SVDEmbedding.options  # which knows its own prior; of any other table it is asked for

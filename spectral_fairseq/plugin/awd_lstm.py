@@ -14,7 +14,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import arguments_as_flags, check_alike
-from spectral_fairseq.functional.row_penalties import (
+from spectral_fairseq.functional.activation_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

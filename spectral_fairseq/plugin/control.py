@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.spectrum_penalties import check_rank
+from spectral_fairseq.functional.spectrum_penalty import check_rank
 from spectral_fairseq.functional.table_control import TableChange
 from spectral_fairseq.methods import control
 from spectral_fairseq.methods.control import CENTERING, DECAY, ControlRule

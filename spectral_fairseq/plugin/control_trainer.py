@@ -12,13 +12,9 @@ from spectral_fairseq import refusals
 from spectral_fairseq.compat.float32_weights import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
 from spectral_fairseq.functional.row_blocks import multiply_
-from spectral_fairseq.functional.table_control import (
-    Workers,
-    apply_change_,
-    redecomposition,
-    singular_system,
-)
+from spectral_fairseq.functional.table_control import Workers, apply_change_
 from spectral_fairseq.methods.control import CENTERING, DECAY
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.plugin.control import SVD_INTERVAL, TableControl

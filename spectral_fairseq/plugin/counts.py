@@ -19,7 +19,11 @@ from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.functional.row_penalties import not_counted, smoothed_log_counts, were_counted
+from spectral_fairseq.functional.weight_norm_penalty import (
+    not_counted,
+    smoothed_log_counts,
+    were_counted,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
+from spectral_fairseq.functional.spectrum_penalty import Prior, check_rank
 from spectral_fairseq.functional.table_control import (
     TableChange,
     Workers,
@@ -133,7 +133,7 @@ class SpectrumControl:
         scale: ``free`` gives the prior the norm of the table at each change; ``fixed`` takes it as
             it is.
         prior: ``exponential`` or ``polynomial``; with ``c1``, ``c2`` and ``gamma`` as of
-            :class:`~spectral_fairseq.functional.spectrum_penalties.Prior`. An automatic ``c1``
+            :class:`~spectral_fairseq.functional.spectrum_penalty.Prior`. An automatic ``c1``
             refers to the norm that the table has when this object is made.
         excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
             look-ups that share the table; pass ``()`` where that row is a word too, such as the

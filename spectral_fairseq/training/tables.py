@@ -23,8 +23,8 @@ from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.functional.row_penalties import fault_of_counts
 from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
+from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
 from spectral_fairseq.methods.groups import decaying_parameters, undecayed_parameters
 from spectral_fairseq.training.computed_weight import read_alone

@@ -16,7 +16,7 @@ from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.formats.table import StoredTable
 from spectral_fairseq.functional.row_blocks import sample_rows
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.spectrum_penalty import Prior
 from tests.checkpoints.made import cone, entries, extracted, save_dictionary, with_padding
 from tests.reference import measures as naive
 

@@ -8,15 +8,10 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.results import (
-    analyse_model,
-    document,
-    labels_for,
-    prior_of,
-)
+from spectral_fairseq.analysis.results import analyse_model, document, labels_for, prior_of
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import PRIORS, Prior
+from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior
 from spectral_fairseq.provenance import finite, sha256
 from tests.checkpoints.made import cone, entries, extracted, save, save_dictionary, with_padding
 

@@ -5,7 +5,7 @@ import torch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import orthogonality_penalty
+from spectral_fairseq.functional.orthogonality_penalty import orthogonality_penalty
 
 PAD, FILLERS = 1, (35, 36)
 

@@ -10,10 +10,10 @@ import spectral_fairseq.functional
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.cosine_penalty import cosine_penalty
 from spectral_fairseq.functional.fast_dropout import fast_dropout
 from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import cosine_penalty
 from spectral_fairseq.functional.spectra import gram, singular_values
 from tests.functional.losses import LOSSES
 

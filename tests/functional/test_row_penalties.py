@@ -5,13 +5,15 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.row_penalties import (
+from spectral_fairseq.functional.activation_penalties import (
     activation_regularization,
-    cosine_penalty,
+    temporal_activation_regularization,
+)
+from spectral_fairseq.functional.cosine_penalty import cosine_penalty
+from spectral_fairseq.functional.row_norms import row_norms
+from spectral_fairseq.functional.weight_norm_penalty import (
     log_count_target,
     smoothed_log_counts,
-    temporal_activation_regularization,
     weight_norm_penalty,
     were_counted,
 )

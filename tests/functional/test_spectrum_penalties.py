@@ -4,17 +4,20 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.spectra import gram, singular_values
-from spectral_fairseq.functional.spectrum_penalties import (
-    Prior,
+from spectral_fairseq.functional.d_optimal_penalty import (
     d_optimal_penalty,
-    dominant_vector,
     normalized_d_optimal_penalty,
+)
+from spectral_fairseq.functional.orthogonality_penalty import (
+    dominant_vector,
     orthogonality_penalty,
     spectral_defect,
-    spectral_normalization_penalty,
-    spectrum_penalty,
 )
+from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectral_normalization_penalty import (
+    spectral_normalization_penalty,
+)
+from spectral_fairseq.functional.spectrum_penalty import Prior, spectrum_penalty
 from tests.functional.test_spectra import table
 from tests.reference import spectra as reference
 

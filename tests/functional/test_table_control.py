@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
 from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import Prior, spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalty import Prior, spectrum_penalty
 from spectral_fairseq.functional.table_control import (
     SCALES,
     SIDES,
@@ -15,8 +16,6 @@ from spectral_fairseq.functional.table_control import (
     Workers,
     apply_change_,
     plan_change,
-    redecomposition,
-    singular_system,
 )
 from tests.reference import spectra as reference
 from tests.workers import on_two_workers

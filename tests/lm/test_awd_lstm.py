@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.row_penalties import (
+from spectral_fairseq.functional.activation_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.table_control import redecomposition, singular_system
+from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
 from spectral_fairseq.plugin.control_trainer import (
     ControlledTables,
     control_tables,
