@@ -3,7 +3,8 @@
 Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
 ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalty of
 :mod:`~spectral_fairseq.functional.orthogonality_penalty` keeps U and V near orthonormal, and that
-of :mod:`~spectral_fairseq.functional.spectrum_penalty` sigma near its prior. This module stores the factors and multiplies by them.
+of :mod:`~spectral_fairseq.functional.spectrum_penalty` sigma near its prior. This module stores the
+factors and multiplies by them.
 
 Flags: ``--spectrum-prior`` exponential, ``--spectrum-c1`` auto, ``--spectrum-c2`` 0.0005,
     ``--spectrum-gamma``.
