@@ -279,6 +279,12 @@ def test_an_output_layer_in_several_files_that_lies_the_other_way_round(tmp_path
     assert is_table(measured(tmp_path), OUTPUT)
 
 
+def test_an_index_of_names_with_slashes(tmp_path):
+    tensors = {"decoder/embed_tokens": INPUT, "decoder/lm_head": OUTPUT}
+    index_of(tmp_path, dict(zip(tensors, numbered(tmp_path, 2, tensors))))
+    assert is_table(measured(tmp_path), OUTPUT)
+
+
 def test_an_index_that_leaves_something_out(tmp_path):
     names = numbered(tmp_path, 2, TENSORS)
     index_of(tmp_path, {"model.embed_tokens.weight": names[0]})
