@@ -5,7 +5,7 @@
 Two figures for each penalty. ``ratio``: one model takes steps without and with it in turn, A B A
 B, and the median of the ratios is reported. ``share``: the penalty alone, forward, backward and
 the addition to the table's gradient, over the plain step; it resolves a hundredth where the
-ratio's noise does not. The adversarial softmax is no separate term: it has the ratio only.
+ratio's noise does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from benchmarks.harness import (
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
 from spectral_fairseq.functional.d_optimal_penalty import d_optimal_penalty
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.spectral_normalization_penalty import (
     spectral_normalization_penalty,
@@ -45,7 +44,7 @@ PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "D-optimal": lambda w: 1e-3 * d_optimal_penalty(singular_values(w, EXCLUDED)),
 }
-BUDGETS = {"cosine": 1.01, "weight norm": 1.01, "adversarial softmax": 1.05}
+BUDGETS = {"cosine": 1.01, "weight norm": 1.01}
 
 
 class PenalisedStep(Step):
@@ -55,12 +54,10 @@ class PenalisedStep(Step):
         super().__init__(shape, "plain", device, precision)
         self.table = self.model.decoder.output_projection.weight
 
-    def run(self, penalty: Any = None, epsilon: float = 0.0) -> None:
-        """Take one step with a penalty or the adversary's epsilon."""
+    def run(self, penalty: Any = None) -> None:
+        """Take one step, with a penalty if one is given."""
         self.optimiser.zero_grad()
-        net_output = self.model(**self.sample["net_input"], features_only=epsilon > 0)
-        if epsilon:
-            net_output = (self.adversarial(net_output[0], epsilon), *net_output[1:])
+        net_output = self.model(**self.sample["net_input"])
         loss, _ = self.criterion.compute_loss(self.model, net_output, self.sample)
         loss = loss / self.sample["ntokens"]
         if penalty is not None:
@@ -68,14 +65,6 @@ class PenalisedStep(Step):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
-
-    def adversarial(self, features: Tensor, epsilon: float) -> Tensor:
-        """Logits of the adversarial softmax."""
-        targets = self.sample["target"]
-        norms = row_norms(self.table[targets])
-        margin = adversarial_margin(features, norms, targets, epsilon, padding_idx=1)
-        logits = self.model.decoder.output_layer(features)
-        return adversarial_logits(logits, targets, margin, inplace=True)
 
     def alone(self, penalty: Callable[[Tensor], Tensor]) -> None:
         """The penalty's gradient, added to the one that the last step left."""
@@ -87,7 +76,6 @@ def measure(name: str, repetitions: int, device: str, precision: str) -> List[Di
     runs: Dict[str, Callable[[], None]] = {"plain": step.run}
     for label, penalty in PENALTIES.items():
         runs[label] = lambda penalty=penalty: step.run(penalty)
-    runs["adversarial softmax"] = lambda: step.run(epsilon=0.02)
     times = paired_times(runs, repetitions)
     alone = paired_times(
         {label: lambda p=p: step.alone(p) for label, p in PENALTIES.items()}, repetitions

@@ -68,7 +68,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.softmax_loss import Losses, adversarial_logits, unperturbed_nll
+from spectral_fairseq.functional.softmax_loss import Losses, lower_targets_, unperturbed_nll
 
 SMALLEST_LINEAR = 1e-30
 
@@ -190,7 +190,7 @@ def expert_scores(
     scores = scores.view(contexts.size(0), contexts.size(1), -1)
     if margins is not None:
         index = margins.targets.unsqueeze(1).expand_as(margins.margin)
-        adversarial_logits(scores, index, margins.margin, inplace=True)
+        lower_targets_(scores, index, margins.margin)
     return scores
 
 

@@ -110,23 +110,15 @@ class Losses(NamedTuple):
 # whose cosine with h is positive. Detach ``target_norms`` to hold the radius constant.
 
 
-def adversarial_margin(
-    features: Tensor,
-    target_norms: Tensor,
-    targets: Tensor,
-    epsilon: float,
-    padding_idx: Optional[int] = None,
-) -> Tensor:
-    """Return the margin eps ||w_y|| ||h||, zero where the target is padding.
+def adversarial_margin(features: Tensor, target_norms: Tensor, epsilon: float) -> Tensor:
+    """Return the margin eps ||w_y|| ||h||.
 
     Args:
         features: h, shape (*, d), the input of the output product.
         target_norms: ||w_y|| of each target's vector, shape (*): the norms of the gathered rows,
             so that the cost does not depend on the size of the table. For the contexts of a
-            mixture, features of shape (*, K, d), the shape is (*, 1), and so is that of targets.
-        targets: y, shape (*).
+            mixture, features of shape (*, K, d), the shape is (*, 1).
         epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
-        padding_idx: target that marks padding.
 
     Returns:
         Shape (*), float32 or wider.
@@ -137,32 +129,20 @@ def adversarial_margin(
     check_range("`epsilon`", epsilon, at_least=0)
     if features.dtype in HALVES:
         features = features.float()
-    margin = epsilon * target_norms.to(features.dtype) * row_norms(features)
-    return margin if padding_idx is None else margin.masked_fill(targets.eq(padding_idx), 0.0)
+    return epsilon * target_norms.to(features.dtype) * row_norms(features)
 
 
-def adversarial_logits(
-    logits: Tensor, targets: Tensor, margin: Tensor, inplace: bool = False
-) -> Tensor:
-    """Return the logits with their target entries lowered by ``margin``.
+def lower_targets_(scores: Tensor, targets: Tensor, margin: Tensor) -> Tensor:
+    """Lower the scores of the targets by ``margin`` in place, and return the scores.
 
-    Any loss of these logits, also with label smoothing, is that of the perturbed output layer.
+    Any loss of these scores, also with label smoothing, is that of the perturbed output layer.
 
     Args:
-        logits: shape (*, N).
+        scores: shape (*, N).
         targets: shape (*), each from 0 to N - 1, also those that are padding.
         margin: from :func:`adversarial_margin`, shape (*).
-        inplace: write into ``logits`` instead of a copy; for the result of an output product that
-            nothing else reads.
-
-    Returns:
-        Shape (*, N), in the dtype of ``logits``.
     """
-    index = targets.unsqueeze(-1)  # [*, 1]
-    change = -margin.unsqueeze(-1).to(logits.dtype)  # [*, 1]
-    if inplace:
-        return logits.scatter_add_(-1, index, change)
-    return logits.scatter_add(-1, index, change)
+    return scores.scatter_add_(-1, targets.unsqueeze(-1), -margin.unsqueeze(-1).to(scores.dtype))
 
 
 @torch.no_grad()
@@ -173,7 +153,7 @@ def unperturbed_nll(nll: Tensor, margin: Tensor) -> Tensor:
     is the target's probability.
 
     Args:
-        nll: -log p of the targets under :func:`adversarial_logits`, shape (*).
+        nll: -log p of the targets under :func:`lower_targets_`, shape (*).
         margin: m, shape (*).
 
     Returns:
@@ -193,7 +173,7 @@ def unperturbed_loss(
     c = nll_plain - nll + m, and the target's rises by m.
 
     Args:
-        loss: label-smoothed loss of the targets under :func:`adversarial_logits`, shape (*).
+        loss: label-smoothed loss of the targets under :func:`lower_targets_`, shape (*).
         nll: -log p of the targets under the same logits, shape (*).
         margin: m, shape (*).
         smoothing: weights of the target's -log p and of every word's, from
@@ -380,7 +360,7 @@ def blockwise_cross_entropy(
     """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
 
     It equals ``tests/reference/losses.py: smoothed_nll(log_softmax(h W' + b))``, or that of
-    :func:`adversarial_logits`, but its memory does not grow with tokens x N.
+    :func:`lower_targets_`, but its memory does not grow with tokens x N.
 
     Args:
         contexts: h, shape (T, d).

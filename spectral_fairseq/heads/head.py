@@ -147,7 +147,7 @@ class Head(nn.Module):
         margin = None
         if epsilon:
             norms = row_norms(self.table.vectors(targets))
-            margin = adversarial_margin(features, norms, targets, epsilon)
+            margin = adversarial_margin(features, norms, epsilon)
         rows, matrix = self.table.operands(features)
         return blockwise_cross_entropy(
             rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options

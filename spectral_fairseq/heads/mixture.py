@@ -270,7 +270,7 @@ class MixtureOfSoftmaxes(MixtureHead):
         if epsilon:
             index = targets.unsqueeze(1)  # [T, 1]
             norms = row_norms(self.table.vectors(index))
-            margin = adversarial_margin(contexts, norms, index, epsilon)
+            margin = adversarial_margin(contexts, norms, epsilon)
         rows, matrix = self.table.operands(contexts)
         return mixture_cross_entropy(
             rows, log_prior, targets, matrix, self.bias, margin=margin, **options

@@ -189,7 +189,7 @@ class LikelihoodTerm:
         rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
         margin = None
         if epsilon:
-            margin = adversarial_margin(features, row_norms(matrix[targets]), targets, epsilon)
+            margin = adversarial_margin(features, row_norms(matrix[targets]), epsilon)
         return blockwise_cross_entropy(
             rows,
             targets,

@@ -20,7 +20,7 @@ virtual = pytest.importorskip(
 )
 
 
-FROM_BLOCKS = {"blockwise", "blockwise smoothed", "R-Drop"}
+FROM_BLOCKS = {"adversarial", "blockwise", "blockwise smoothed", "R-Drop"}
 
 
 def waits_allowed(model, criterion):

@@ -101,11 +101,11 @@ def adversarial(experts, epsilon=EPSILON):
         elements = block and block * (experts or 1) * len(w)
         norms = row_norms(w[targets])
         if experts is None:
-            margin = adversarial_margin(h[:, 0], norms, targets, epsilon)
+            margin = adversarial_margin(h[:, 0], norms, epsilon)
             given = {"margin": margin, "block_elements": elements, **smoothed}
             return blockwise_cross_entropy(h[:, 0], targets, w, b, **given)[:3]
         h, log_prior = h[:, :experts], prior(q[:, :experts])
-        margin = adversarial_margin(h, norms.unsqueeze(1), targets.unsqueeze(1), epsilon)
+        margin = adversarial_margin(h, norms.unsqueeze(1), epsilon)
         given = {"margin": margin, "block_elements": elements, **smoothed}
         return mixture_cross_entropy(h, log_prior, targets, w, b, **given)[:3]
 

@@ -43,7 +43,7 @@ def dense(name, leaves, targets, eps):
     scores = h @ w.t() + b  # [T, 3, N]
     if "adversarial" in name:
         norms, at = row_norms(w[targets]).unsqueeze(1), targets.unsqueeze(1)
-        margin = adversarial_margin(h, norms, at, EPSILON)  # [T, 3]
+        margin = adversarial_margin(h, norms, EPSILON)  # [T, 3]
         scores = scores - margin.unsqueeze(-1) * F.one_hot(at, VOCABULARY)
     log_p = scores.log_softmax(-1)
     if name == "r-drop":

@@ -73,11 +73,11 @@ def z_losses(scores, targets, z_loss=0.0, softcap=None, label_smoothing=0.0, ign
 # The adversarial softmax by its inner problem: the worst delta, built and added to the table.
 
 
-def adversarial_logits(features, table, targets, epsilon, padding_idx):
+def adversarial_logits(features, table, targets, epsilon):
     rows = []
     for h, y in zip(features.double(), targets.tolist()):
         perturbed = table.double()
-        if y != padding_idx and float(h.norm()) > 0:
+        if float(h.norm()) > 0:
             delta = -epsilon * perturbed[y].norm() * h / h.norm()
             perturbed = perturbed.index_add(0, torch.tensor([y]), delta.unsqueeze(0))
         rows.append(perturbed @ h)
