@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -117,8 +118,11 @@ def _is_language_model(opened: Stored) -> bool:
     """Whether the model is known to be a decoder alone: it has numbered layers and no encoder."""
     parts = [name.split(".") for name in opened.tensors]
     has_layers = any(part.isdigit() for name in parts for part in name)
-    if opened.arch is not None and opened.arch.endswith(("ForCausalLM", "LMHeadModel")):
+    arch = opened.arch or ""
+    if arch.endswith(("ForCausalLM", "LMHeadModel")):
         return True  # also with an encoder of images beside it
+    if re.search(r"For[A-Z]|Bert", arch):  # of transformers, such as DistilBertForMaskedLM
+        return False
     return has_layers and not any("encoder" in name for name in parts)
 
 

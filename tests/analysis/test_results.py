@@ -145,3 +145,15 @@ def test_a_language_model_is_a_decoder_alone(names, expected):
     model = {f"{name}.weight": torch.randn(8, 6) for name in ["decoder.embed_tokens", *names]}
     model["decoder.embed_tokens.weight"] = cone(60, 6)
     assert analyse_model(model, Options()).result["language_model"] is expected
+
+
+@pytest.mark.parametrize(
+    "arch, expected",
+    [("LlamaForCausalLM", True), ("GPT2LMHeadModel", True), ("DistilBertForMaskedLM", False)],
+)
+def test_the_class_of_a_model_says_whether_it_is_a_language_model(arch, expected, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [arch]}))
+    names = ("model.embed_tokens.weight", "model.layers.0.fc.weight", "lm_head.weight")
+    model = dict(zip(names, (cone(60, 6), torch.randn(8, 6), cone(60, 6, seed=1))))
+    torch.save(model, tmp_path / "pytorch_model.bin")
+    assert analyse_model(tmp_path, Options()).result["language_model"] is expected
