@@ -59,11 +59,6 @@ class WordList:
             if symbol == "<pad>" or symbol.startswith(FILLER)
         ]
 
-    def without_specials(self) -> WordList:
-        """The words and counts of a dict.txt without the rows that fairseq adds."""
-        count = len(SPECIALS)
-        return WordList(self.path, self.symbols[count:], self.counts[count:])
-
     def row_of(self, symbol: str) -> Optional[int]:
         """The row of a word; None if it is not in the dictionary."""
         return self.symbols.index(symbol) if symbol in self.symbols else None
@@ -74,8 +69,12 @@ class WordList:
         return were_counted(self.counts)
 
 
-def read_dictionary(path: Union[str, Path]) -> WordList:
+def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) -> WordList:
     """Read dict.txt.
+
+    Args:
+        path: of the file.
+        specials: symbols whose rows come before the first line's.
 
     Raises:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
@@ -84,7 +83,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
     check_file(file, "a dictionary", _OF_PREPROCESS, DataError)
     # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
     lines = read_text(file).split("\n")
-    symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
+    symbols, counts = list(specials), [0] * len(specials)
     place = {symbol: row for row, symbol in enumerate(symbols)}
     for number, line in enumerate(lines, 1):
         text = line.rstrip()
@@ -103,7 +102,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         place[symbol] = len(symbols)
         symbols.append(symbol)
         counts.append(int(count))
-    words = len(symbols) - len(SPECIALS)
+    words = len(symbols) - len(specials)
     check_enough(words, 1, f"word in the dictionary {file}", _OF_PREPROCESS)
     return WordList(file, symbols, counts)
 

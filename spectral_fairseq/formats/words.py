@@ -30,7 +30,6 @@ from typing import (
 )
 
 from spectral_fairseq.checkpoints.dictionary import (
-    SPECIALS,
     WordList,
     dictionary_files,
     find_dictionary,
@@ -70,8 +69,10 @@ _MOST_FILLERS = 1024
 _JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\{\s*["}]|\[\s*")')
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
 _CODE_LINE = re.compile(r"\S+ \S+ \d+")  # of fastBPE
-_SCORED_LINE = re.compile(r"(.*)\t(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)")
-_COLUMNS = re.compile(r"\S+[ \t]+\S|.*,\d+$|.*\t")
+_SCORED_LINE = re.compile(r"([^\t]*)\t(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)")
+_COLUMNS = re.compile(r"\S+[ \t]+\S|[ \t]+\d+[ \t]+\S|.*[,;:=|]-?\d+(\.\d+)?$|.*\t")
+# So many numbers that rise by one are no counts, wherever they begin.
+_SURELY_ROWS = 10
 # The share of a file's lines that may have several columns although each is one token.
 _FEW = 0.1
 
@@ -82,7 +83,7 @@ Row = Tuple[str, Any]
 class _Form(NamedTuple):
     """Lines with a token and its row: as an expression with both names, and how to read a token.
 
-    The rows rise by one from 0 or 1, unless ``ordered`` is false, which tells them from counts.
+    The rows rise by one, unless ``ordered`` is false, which tells them from counts.
     """
 
     line: Pattern[str]
@@ -112,17 +113,18 @@ def _from_literal(text: str) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+_ROW = r"(?P<row>\d{1,18})"
 _FORMS = (
     # Marian's vocab.yml, "</s>": 0
     _Form(
-        re.compile(r"""(?P<token>"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?):[ ]+(?P<row>\d+)"""),
+        re.compile(r"""(?P<token>"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^"'\s].*?):[ ]+""" + _ROW),
         _unquoted,
         ordered=False,
     ),
-    _Form(re.compile(r"(?P<token>[A-Za-z0-9+/]+=*) (?P<row>\d+)"), _from_base64),  # tiktoken
-    _Form(re.compile(r"""(?P<row>\d+) (?P<token>b?(?:'.*'|".*")) \d+"""), _from_literal),  # RWKV
-    _Form(re.compile(r"(?P<token>\S+)[ \t](?P<row>\d+)"), str),  # Kaldi and icefall
-    _Form(re.compile(r"(?P<row>\d+)[ \t](?P<token>\S+)"), str),
+    _Form(re.compile(r"(?P<token>[A-Za-z0-9+/]+=*) " + _ROW), _from_base64),  # tiktoken
+    _Form(re.compile(_ROW + r""" (?P<token>b?(?:'.*'|".*")) \d+"""), _from_literal),  # RWKV
+    _Form(re.compile(r"(?P<token>\S+)[ \t]" + _ROW), str),  # Kaldi and icefall
+    _Form(re.compile(_ROW + r"[ \t](?P<token>\S+)"), str),
 )
 
 
@@ -184,13 +186,14 @@ def _numbered(lines: Sequence[str]) -> Optional[List[Row]]:
     """The tokens and rows of lines of one of :data:`_FORMS`; None for other lines."""
     lines = [line for line in lines if line.strip()]
     for form in _FORMS:
-        first = form.line.fullmatch(lines[0]) if len(lines) > 1 else None
-        if first is None or (form.ordered and first["row"] not in ("0", "1")):
+        begin = [int(match["row"]) for match in map(form.line.fullmatch, lines[:2]) if match]
+        if len(begin) < 2 or (form.ordered and begin[1] != begin[0] + 1):
             continue
         found = [match for match in map(form.line.fullmatch, lines) if match]
         rows = [int(match["row"]) for match in found]
         expected = list(range(min(rows), min(rows) + len(lines)))
-        if min(rows) > 1 or (rows if form.ordered else sorted(rows)) != expected:
+        surely = min(rows) <= 1 or (form.ordered and len(lines) >= _SURELY_ROWS)
+        if not surely or (rows if form.ordered else sorted(rows)) != expected:
             continue
         try:
             tokens = [form.spelled(match["token"]) for match in found]
@@ -374,10 +377,15 @@ def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optio
 def _fitted_and_remark(
     path: Path, rows: int, table: str, model: str, where: str
 ) -> Tuple[WordList, str]:
+    known = why_not_readable(path) is None
+    if known and is_dictionary(path) and len([*filter(str.strip, _lines_of(path))]) == rows:
+        # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
+        return read_dictionary(path, specials=()), f"{where}; a row for each line"
     words = read_vocabulary(path)
     extra = len(words.symbols) - rows
-    if extra == len(SPECIALS) and is_dictionary(path):
-        # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
-        return words.without_specials(), f"{where}; a row for each line"
+    if extra == 1 and words.symbols[0] == "row 0":
+        left_out = [row - 1 for row in words.uncounted_rows() if row > 0]
+        words = WordList(words.path, words.symbols[1:], words.counts[1:], left_out)
+        return words, f"{where}; its rows are counted from 1"
     remark = f"{where}; words without a row: {extra}" if extra > 0 else where
     return fitted(words, rows, table, model), remark

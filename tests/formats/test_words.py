@@ -98,6 +98,10 @@ def test_lines_of_a_dict_txt(content, tmp_path):
         ("onmt.vocab", "the\t50\na\t40\n"),
         ("vocab.txt", "the 50\na 40\n"),  # of GloVe
         ("words.csv", "the,0\na,1\n"),
+        ("semicolons", "the;0\na;1\n"),
+        ("bars", "the|0\na|1\n"),
+        ("uniq", "     50 the\n      4 a\n"),
+        ("unigrams.arpa", "-1.5\tthe\t-0.3\n-2.5\ta\t-0.3\n"),
         ("merges.txt", "#version: 0.2\n" + "t h\nth e</w>\n" * 10),
         ("codes", "t h 500\nth e</w> 400\n"),  # of fastBPE
         ("counts.json", '{"the": 3, "a": 2, "b": 2}'),
@@ -126,6 +130,33 @@ def test_words_and_counts_without_the_rows_that_fairseq_adds(tmp_path):
         report = analyze(weight, dictionary=path).to_dict()["checkpoints"][0]
         assert [one["word"] for one in report["untrained"]] == [third]
         assert report["table"]["words"] == rows - (rows == 64)
+    path.write_text("</s> 9\n" + "".join(f"w{row} 5\n" for row in range(1, 60)))
+    report = analyze(weight[:60], dictionary=path).to_dict()["checkpoints"][0]
+    assert [one["word"] for one in report["untrained"]] == ["w2"]
+
+
+def test_rows_that_begin_elsewhere(tmp_path):
+    (tmp_path / "tokens").write_text("".join(f"w{row} {row}\n" for row in range(4, 30)))
+    words = read_vocabulary(tmp_path / "tokens")
+    assert words.symbols[:5] == ["row 0", "row 1", "row 2", "row 3", "w4"]
+    assert words.uncounted_rows() == [0, 1, 2, 3] and not words.has_counts
+
+
+def test_a_number_of_thousands_of_digits_is_no_row(tmp_path):
+    (tmp_path / "tokens").write_text(f"a {'9' * 5000}\nb 1\n")
+    with pytest.raises(DataError, match="tokens"):
+        read_vocabulary(tmp_path / "tokens")
+
+
+def test_rows_that_are_counted_from_1(tmp_path):
+    """As many as the table has: the last one would have no row."""
+    path = tmp_path / "tokens"
+    path.write_text("".join(f"w{row} {row + 1}\n" for row in range(60)))
+    weight = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    weight[2] = 0
+    report = analyze(weight, dictionary=path).to_dict()["checkpoints"][0]
+    assert [one["word"] for one in report["untrained"]] == ["w2"]
+    assert report["table"]["words"] == 60 and "from 1" in report["dictionary"]["remark"]
 
 
 def added_tokens(kind):
