@@ -13,7 +13,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.reading import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
 from spectral_fairseq.formats.parts import check_no_part
-from spectral_fairseq.formats.stored import Stored, Unread, with_dots
+from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values
 
 # Each file holds other tensors of one model, as model-00001-of-00004.safetensors.
@@ -101,7 +101,7 @@ def _index_of(file: Path, named: bool) -> Tuple[Optional[Path], Dict[str, str]]:
             continue  # which says nothing about this file
         weight_map = read.get("weight_map")
         entries = weight_map.items() if isinstance(weight_map, dict) else ()
-        files = {str(name): str(path) for name, path in entries}
+        files = {str(name).replace("/", "."): str(path) for name, path in entries}  # as in Stored
         if is_index or (file.name in files.values() and len({*files.values()}) > 1):
             return index, files
     return None, {}
@@ -154,7 +154,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
         for name in one.tensors:
             holders.setdefault(name, []).append(number)
     names = [path.name for path in files.paths]
-    for name, file in with_dots(files.weight_map).items():
+    for name, file in files.weight_map.items():
         number = names.index(file)
         if name in read[number].tensors:
             holders[name] = [number]
