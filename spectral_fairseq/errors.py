@@ -365,7 +365,7 @@ def needs_extra(extra: str, purpose: str, instead: str = "") -> Iterator[None]:
         raise ConfigurationError(
             f"the packages of the extra `{extra}` to be installed, {purpose}",
             first_line(error),
-            f'Run pip install "spectral-fairseq[{extra}]"{instead}.',
+            f'Run pip install ".[{extra}]" in a clone of this package{instead}.',
         ) from error
 
 

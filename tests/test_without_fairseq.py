@@ -76,7 +76,7 @@ def test_a_plain_installation_analyses_and_names_the_extra_that_it_lacks(tmp_pat
     assert compared.returncode == 0, compared.stderr
     for (extra, *argv), done in zip(lacks, refused):
         assert done.returncode == 2, (argv, done.stdout, done.stderr)
-        assert f'pip install "spectral-fairseq[{extra}]"' in done.stderr, done.stderr
+        assert f'pip install ".[{extra}]"' in done.stderr, done.stderr
 
 
 def test_an_extra_that_a_message_names_exists():

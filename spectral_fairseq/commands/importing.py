@@ -10,8 +10,8 @@ _REMEDY = "Run spectral-fairseq doctor; docs/compatibility.md lists versions tha
 
 
 INSTALL_FAIRSEQ = (
-    'Run pip install "spectral-fairseq[fairseq]" with Python 3.9 to 3.12, or install the fairseq '
-    "that you use."
+    'Run pip install ".[fairseq]" in a clone of this package, with Python 3.9 to 3.12, or install '
+    "the fairseq that you use."
 )
 
 

@@ -246,4 +246,4 @@ def test_flags_of_another_format(to, flags, said, train, export, tmp_path):
 def test_without_transformers(train, export, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     error = export(last(train, "three ways"), tmp_path / "hf", rc=2)
-    assert "spectral-fairseq[export]" in error and list(tmp_path.iterdir()) == []
+    assert '".[export]"' in error and list(tmp_path.iterdir()) == []
