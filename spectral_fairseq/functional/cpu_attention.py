@@ -34,14 +34,14 @@ So there short sequences in half precision take them, and all others are as torc
 from __future__ import annotations
 
 import functools
-import threading
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.functional.settings import FLASH, ONEDNN, has_onednn_setting
 
 # Length from which the flash kernel with MKL is faster than batched products in oneDNN.
 LONG = 64
@@ -56,70 +56,17 @@ def has_flash_kernel() -> bool:
     return knows_compilers and not torch.cuda.is_available()
 
 
-class _State(NamedTuple):
-    """What torch has for all threads.
-
-    Attributes:
-        flash: whether attention may take the flash kernel.
-        precision: of float32 products in oneDNN; None where torch has no such setting.
-    """
-
-    flash: bool
-    precision: Optional[str]
-
-    @classmethod
-    def found(cls) -> _State:
-        """What is set now."""
-        matmul = getattr(torch.backends.mkldnn, "matmul", None)
-        precision = getattr(matmul, "fp32_precision", None)
-        return cls(torch.backends.cuda.flash_sdp_enabled(), precision)
-
-    def set(self) -> None:
-        """Set it."""
-        torch.backends.cuda.enable_flash_sdp(self.flash)
-        if self.precision is not None:
-            torch.backends.mkldnn.matmul.fp32_precision = self.precision  # type: ignore[attr-defined]
+def _begin(*_: Any) -> None:
+    """Begin a call that takes the flash kernel, with float32 products through MKL."""
+    FLASH.enter(True)
+    if has_onednn_setting():
+        ONEDNN.enter("ieee")
 
 
-class _Settings:
-    """Torch's settings for all threads, of which single calls of attention need others meanwhile.
-
-    Such calls may be made in several threads at once, and a backward pass after everything else has
-    ended. The first call that enters changes the settings, and the last one that leaves puts back
-    what holds outside of such calls: what was found, or what was set meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._outside: Optional[_State] = None
-
-    def change(self, **settings: Any) -> None:
-        """Change what holds outside of such calls."""
-        with self._lock:
-            if self._outside is not None:
-                self._outside = self._outside._replace(**settings)
-            else:
-                _State.found()._replace(**settings).set()
-
-    def enter(self, *_: Any) -> None:
-        """Begin a call that takes the flash kernel, with float32 products through MKL."""
-        with self._lock:
-            if self._outside is None:
-                self._outside = _State.found()
-                _State(True, self._outside.precision and "ieee").set()
-            self._inside += 1
-
-    def leave(self, *_: Any) -> None:
-        """End it."""
-        with self._lock:
-            self._inside -= 1
-            if not self._inside and self._outside is not None:
-                self._outside.set()
-                self._outside = None
-
-
-SETTINGS = _Settings()
+def _end(*_: Any) -> None:
+    if has_onednn_setting():
+        ONEDNN.leave()
+    FLASH.leave()
 
 
 class _AttentionWeights(torch.autograd.Function):
@@ -203,17 +150,17 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.float()
         inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p, is_causal)
-        SETTINGS.enter()
+        _begin()
         try:
             with torch.autocast("cpu", enabled=False):
                 output = original(*inputs, **options)
         finally:
-            SETTINGS.leave()
+            _end()
         node: Any = output.grad_fn
         if matmul is not None and node is not None and node.name().startswith(_FLASH):
             # The backward pass is one node of the graph, and makes the same small products.
-            node.register_prehook(SETTINGS.enter)
-            node.register_hook(SETTINGS.leave)
+            node.register_prehook(_begin)
+            node.register_hook(_end)
         return output.to(dtype)
 
     attention.is_chosen_by_length = True  # type: ignore[attr-defined]
@@ -240,7 +187,7 @@ def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:
     original: Any = F.scaled_dot_product_attention
     if not torch.backends.cuda.flash_sdp_enabled() or hasattr(original, "is_chosen_by_length"):
         return lambda: None
-    SETTINGS.change(flash=amx)
+    FLASH.change(amx)
     attention = F.scaled_dot_product_attention = _by_length(original, matmul, amx)
     # TorchScript knows torch's own function by its identity, and compiles an operator for it.
     scripted = torch.jit._builtins._get_builtin_table()
@@ -249,6 +196,6 @@ def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:
     def restore() -> None:
         F.scaled_dot_product_attention = original
         del scripted[id(attention)]
-        SETTINGS.change(flash=True)
+        FLASH.change(True)
 
     return restore

@@ -33,8 +33,9 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 import torch
 
 from spectral_fairseq.errors import check_choice
-from spectral_fairseq.functional.cpu_attention import SETTINGS, choose_attention, has_flash_kernel
+from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
 from spectral_fairseq.functional.processor import processor
+from spectral_fairseq.functional.settings import ONEDNN, has_onednn_setting
 
 CHOICES = ("auto", "fast", "torch")
 
@@ -81,9 +82,8 @@ def choose_products(choice: str = "auto") -> Products:
 
 
 def _has_setting() -> bool:
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
     return (
-        hasattr(matmul, "fp32_precision")
+        has_onednn_setting()
         and torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
     )
@@ -141,8 +141,8 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
     if products.fast and _has_setting():
         matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = matmul.fp32_precision
-        SETTINGS.change(precision="bf16")
-        undo.append(lambda: SETTINGS.change(precision=before))
+        ONEDNN.change("bf16")
+        undo.append(lambda: ONEDNN.change(before))
     elif products.fast and hasattr(torch, "get_float32_matmul_precision"):
         older = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("medium")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import ContextManager, Iterator
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.processor import has_amx
+from spectral_fairseq.functional.settings import CUDA, FLOAT32, ONEDNN, has_onednn_setting
 
 HALVES = (torch.float16, torch.bfloat16)  # types of half precision
 
@@ -22,49 +23,23 @@ def full_float32(device: torch.device) -> Iterator[None]:
     a Gram matrix], counts on.
     """
     with torch.autocast(device.type, enabled=False):
-        if device.type == "cuda":
-            with _without_tf32():
-                yield
-        else:
-            with _without_rounding_of_onednn():
-                yield
-
-
-@contextmanager
-def _without_rounding_of_onednn() -> Iterator[None]:
-    """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
-    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    before = getattr(matmul, "fp32_precision", "none")
-    if before == "none" or not has_amx():
-        yield
-        return
-    with _in_ieee(matmul):
-        yield
-
-
-@contextmanager
-def _in_ieee(matmul: Any) -> Iterator[None]:
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the user has set the newer fp32_precision, and torch refuses a mixture
-        with _in_ieee(torch.backends.cuda.matmul):
+        with _without_tf32() if device.type == "cuda" else _without_rounding_of_onednn():
             yield
-        return
-    torch.set_float32_matmul_precision("highest")
+
+
+def _without_rounding_of_onednn() -> ContextManager[None]:
+    """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
+    if not has_amx() or not has_onednn_setting():
+        return nullcontext()
+    return ONEDNN.held("ieee")
+
+
+def _without_tf32() -> ContextManager[None]:
     try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user has set the newer fp32_precision, and torch refuses a mixture
+        return CUDA.held("ieee")
+    return FLOAT32.held("highest")
 
 
 def widened(tensor: Tensor) -> Tensor:

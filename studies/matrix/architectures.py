@@ -241,8 +241,7 @@ NOT_TRIED: Dict[str, str] = {
 
 def make_data(folder: Path) -> None:
     """Write tiny random data: sentences of two languages, text, and features of speech."""
-    from fairseq_cli import preprocess
-
+    preprocess = importlib.import_module("fairseq_cli.preprocess")
     rng, numbers = random.Random(1), np.random.default_rng(1)
     words = [f"w{index}" for index in range(30)]
     for language in ("de", "en"):
@@ -395,7 +394,7 @@ def compared(bare: Cell, plugin: Cell) -> Dict[str, str]:
     words: Dict[str, str] = {}
     for command in COMMANDS:
         one, other = bare.get(command), plugin.get(command)
-        sides = tuple(bool(side and side["passed"]) for side in (one, other))
+        sides = bool(one and one["passed"]), bool(other and other["passed"])
         words[command] = {
             (True, True): "both",
             (False, True): "plugin",

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from spectral_fairseq.functional.cpu_attention import (
     LONG,
     LONG_WITH_AMX,
-    SETTINGS,
     attention_weights,
     choose_attention,
     has_flash_kernel,
 )
 from spectral_fairseq.functional.float32_products import Products, using_products
 from spectral_fairseq.functional.processor import has_amx
+from spectral_fairseq.functional.settings import FLASH
 
 if not has_flash_kernel():
     pytest.skip("this torch has no flash attention for CPUs", allow_module_level=True)
@@ -82,8 +82,8 @@ def test_every_form_is_the_same_attention(chosen, kind, length, dtype):
 
 
 def test_long_sequences_take_the_flash_kernel_with_mkl(chosen, monkeypatch):
-    entered, enter = [], SETTINGS.enter
-    monkeypatch.setattr(SETTINGS, "enter", lambda *_: (entered.append(1), enter())[1])
+    entered, enter = [], FLASH.enter
+    monkeypatch.setattr(FLASH, "enter", lambda value: (entered.append(1), enter(value))[1])
     run(F.scaled_dot_product_attention, LONG - 1, torch.float32)
     run(F.scaled_dot_product_attention, LONG, torch.float32, dropout_p=0.1)
     assert not entered
