@@ -10,7 +10,6 @@ from typing import Any, Callable, List
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
-from spectral_fairseq.plugin.adam import FUSED_ADAM
 from spectral_fairseq.plugin.averages import Averages
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from spectral_fairseq.plugin.checks import Checks, WaysOfTraining
@@ -156,7 +155,6 @@ PATCHES = (
     GROUPS,
     STREAMS,
     CHOSEN_PRODUCTS,
-    FUSED_ADAM,
     SHARED_SENTENCES,
 )
 
