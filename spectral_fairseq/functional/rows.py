@@ -16,6 +16,7 @@ from spectral_fairseq.errors import (
     check_choice,
     check_enough,
     check_range,
+    listed,
 )
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import (
@@ -279,6 +280,7 @@ def new_rows(
     noise: float = NOISE,
     excluded: Optional[Tensor] = None,
     seed: int = 1,
+    pieces: Optional[Sequence[Sequence[int]]] = None,
 ) -> Tensor:
     """The vectors that :data:`FILLS` gives to rows of a table, which is not changed.
 
@@ -289,12 +291,15 @@ def new_rows(
         noise: share of each column's standard deviation, for ``mean``; at least 0.
         excluded: further rows that do not count for the mean, shape (m,).
         seed: of the noise.
+        pieces: for each of ``rows`` the rows whose mean takes the place of that of all others,
+            such as those of a new word's subwords.
 
     Returns:
         Shape (n, d), float32, or float64 if ``matrix`` is.
 
     Raises:
-        ConfigurationError: another fill, a negative noise, or fewer than two rows to learn from.
+        ConfigurationError: another fill, a negative noise, fewer than two rows to learn from, or
+            pieces that are no such rows.
         DataError: infinity or NaN in ``matrix``.
     """
     check_choice("`fill`", fill, FILLS)
@@ -315,5 +320,25 @@ def new_rows(
     drawn = torch.randn(len(rows), matrix.size(1), generator=generator, dtype=torch.float64)
     share = {"mean": noise, "normal": 1.0, "zero": 0.0}[fill]
     spread = share * known.std(0, unbiased=False)
-    made = known.mean(0) * (fill != "zero") + spread * drawn.to(known)
-    return made
+    middle = known.mean(0)
+    if pieces is not None:
+        middle = _means_of_pieces(matrix, kept, pieces).to(known)
+    return middle * (fill != "zero") + spread * drawn.to(known)
+
+
+def _means_of_pieces(matrix: Tensor, kept: Tensor, pieces: Sequence[Sequence[int]]) -> Tensor:
+    """The mean vector of each list of rows, shape (n, d)."""
+    means = []
+    for one in pieces:
+        check_enough(len(one), 1, "subword of each new row", "Name some.", ConfigurationError)
+        for row in one:
+            check_range("each of the subwords", row, at_least=0, below=len(matrix), whole=True)
+        places = torch.tensor([*one], device=matrix.device)
+        if not bool(kept[places].all()):
+            raise ConfigurationError(
+                "subwords that are trained rows",
+                f"some of {listed([*one])} among the rows that are filled or left out",
+                "Tokenise the new words with the old tokenizer.",
+            )
+        means.append(widened(matrix[places]).mean(0))
+    return torch.stack(means)

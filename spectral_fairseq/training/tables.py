@@ -13,7 +13,20 @@ from __future__ import annotations
 import functools
 import importlib
 from operator import attrgetter
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 from weakref import WeakSet
 
 import torch
@@ -21,7 +34,13 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
-from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    UnsupportedError,
+    check_enough,
+    check_range,
+)
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
 from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
@@ -363,7 +382,7 @@ def _check_values(weight: Tensor, use: str) -> None:
 def repair_(
     model: nn.Module,
     *,
-    rows: Sequence[str] = ("untrained",),
+    rows: Union[Sequence[str], Sequence[int], Mapping[int, Sequence[int]]] = ("untrained",),
     fill: str = "mean",
     noise: float = NOISE,
     initial_length: Optional[float] = None,
@@ -375,9 +394,11 @@ def repair_(
     Args:
         model: of transformers, or any other with an output layer; a layer has one table.
         rows: which ones: ``untrained`` (zero, equal to another row, or unusually short), ``zero``,
-            ``initial`` (of their initial length), ``long`` (outliers).
-        fill: ``mean`` of the other rows with a small noise, ``normal`` (drawn like one of them) or
-            ``zero``.
+            ``initial`` (of their initial length), ``long`` (outliers). Or their indices, as after a
+            vocabulary has grown; or a dictionary from these to the rows of each new word's subwords
+            in the old tokenizer, whose mean it then gets.
+        fill: ``mean`` of the other rows with a small noise, without those that are far longer;
+            ``normal`` (drawn like one of them) or ``zero``.
         noise: share of each column's standard deviation, for ``mean``.
         initial_length: length of a new row, for ``initial``.
         excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
@@ -403,15 +424,34 @@ def repair_(
         chosen = torch.tensor(
             excluded_rows(left_out, len(weight)), dtype=torch.long, device=weight.device
         )
-        places = rows_to_repair(weight.detach(), rows, chosen, initial_length)
+        named = _named_rows(rows, len(weight))
+        if named is None:
+            places = rows_to_repair(weight.detach(), rows, chosen, initial_length)  # type: ignore
+        else:
+            places = torch.tensor(named, dtype=torch.long, device=weight.device)
         changed_rows[name] = places.tolist()
         if len(places):
-            made = new_rows(weight.detach(), places, fill, noise, chosen, seed)
+            pieces = [rows[row] for row in named or ()] if isinstance(rows, Mapping) else None
+            made = new_rows(weight.detach(), places, fill, noise, chosen, seed, pieces)
             planned.append((weight, places, made))
     with torch.no_grad():
         for weight, places, made in planned:
             weight[places] = made.to(weight.dtype)
     return changed_rows
+
+
+def _named_rows(rows: Any, count: int) -> Optional[List[int]]:
+    """The indices that a user gives; ``None`` where there are names of :data:`~.rows.CHOICES`.
+
+    Raises:
+        ConfigurationError: a table of ``count`` rows does not have them.
+    """
+    if not isinstance(rows, Mapping) and any(isinstance(row, str) for row in rows):
+        return None
+    check_enough(len(rows), 1, "row in `rows`", "Name some.", ConfigurationError)
+    for row in rows:
+        check_range("each of `rows`", row, at_least=0, below=count, whole=True)
+    return [int(row) for row in rows]
 
 
 def _tables(model: nn.Module) -> Dict[str, Tensor]:

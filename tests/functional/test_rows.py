@@ -235,3 +235,33 @@ def test_no_usual_start_looks_trained(start, size):
     longer = rows * torch.linspace(0.2, 5, len(rows)).unsqueeze(1)
     assert looks_trained(longer) and looks_trained(rows + 0.5 * rows.std())
     assert not looks_trained(longer, torch.arange(2, len(rows)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_a_user_names(tied):
+    """As after a vocabulary has grown, by the mean or by the subwords of the old tokenizer."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"embed": nn.Embedding(40, 8), "lm_head": nn.Linear(8, 40, bias=False)})
+    if tied:
+        model["lm_head"].weight = model["embed"].weight
+    model.get_input_embeddings = lambda: model["embed"]
+    model.lm_head = model["lm_head"]
+    with torch.no_grad():
+        model["embed"].weight[7] *= 1_000
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    found = repair_(model, rows=[38, 39], noise=0.0)
+    assert set(map(tuple, found.values())) == {(38, 39)} and len(found) == 2 - tied
+    for name, weight in model.named_parameters():
+        trained = before[name][:38]
+        usual = trained[row_lengths(trained) < 100]
+        torch.testing.assert_close(weight[38:], usual.mean(0).expand(2, -1))
+        assert torch.equal(weight[:38], trained)
+    repair_(model, rows={38: [1, 2, 3], 39: [7]}, noise=0.0)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight[38], before[name][1:4].mean(0))
+        assert torch.equal(weight[39], before[name][7]) and torch.equal(
+            weight[:38], before[name][:38]
+        )
+    for wrong in ([40], [], {38: []}, {38: [39], 39: [1]}, {38: [50]}):
+        with pytest.raises(ConfigurationError):
+            repair_(model, rows=wrong)
