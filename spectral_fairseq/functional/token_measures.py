@@ -51,9 +51,9 @@ class TokenMeasures(NamedTuple):
             entropy: likewise.
             right: 1 for a token that is right, 0 for others.
         """
-        found = (log_probs, entropy, right)
+        found = [log_probs, entropy, right]
         if kept is not None:
-            found = tuple(one.new_zeros(shape).index_copy(0, kept, one) for one in found)
+            found = [one.new_zeros(shape).index_copy(0, kept, one) for one in found]
         return cls(found[0], found[1], found[2] > 0)
 
 

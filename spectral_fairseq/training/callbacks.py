@@ -28,7 +28,7 @@ from spectral_fairseq.training.control import SpectrumControl, share_of_rate
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import check_trained, without_wrappers
+from spectral_fairseq.training.modules import check_trained, output_layer, without_wrappers
 from spectral_fairseq.training.tables import check_decay, whole_weight
 
 
@@ -268,7 +268,7 @@ class _InTrainer(_Shared):
 
         TRL's trainers would add the means of their own metrics since the last log to these.
         """
-        kind = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
+        kind: Any = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
         log = kind.log if isinstance(self.trainer, kind) else type(self.trainer).log
         log(self.trainer, measures)
 
@@ -296,6 +296,18 @@ def _refuse_old_transformers(control: Optional[SpectrumControl]) -> None:
         )
 
 
+def _model_in(pl_module: Any) -> Any:
+    """The module itself, or its one part that has an output layer, such as ``self.model``."""
+    for model in (pl_module, *pl_module.children()):
+        try:
+            output_layer(model)
+        except ConfigurationError:
+            continue
+        if model is pl_module or hasattr(model, "get_output_embeddings"):
+            return model
+    return pl_module
+
+
 class _InLightning(_Shared):
     """What ``lightning.pytorch.Trainer`` calls."""
 
@@ -315,7 +327,7 @@ class _InLightning(_Shared):
         check_decay(trainer.optimizers[0] if trainer.optimizers else None)
         if self.plain_at_end:
             check_plain(pl_module)
-        self._take(pl_module)
+        self._take(_model_in(pl_module))
         if self.control is not None and self._loaded:
             self.control.load_state_dict(self._loaded)
 
@@ -345,7 +357,8 @@ class _InLightning(_Shared):
             self.control.step(self._rate)
         due = self.measure_every and self._steps % self.measure_every == 0
         if due:
-            table = pl_module if self.control is None else joined(self.control.weight)
+            model = _model_in(pl_module)
+            table = model if self.control is None else joined(self.control.weight)
             measures = _measures(table, trainer.is_global_zero and bool(trainer.loggers))
             for logger in trainer.loggers if measures else ():
                 logger.log_metrics(measures, step=self._steps)

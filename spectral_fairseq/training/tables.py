@@ -110,9 +110,11 @@ class FactoredLayer(LayerMixin):
         return read_alone(self.used_table.dense())
 
     def named_parameters(
-        self, prefix: str = "", recurse: bool = True, **options: Any
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[Tuple[str, nn.Parameter]]:
         """Those of the table too where another layer owns it, as a plain tied layer has them."""
+        # torch 1.12 always leaves duplicates out.
+        options: Any = {} if remove_duplicate else {"remove_duplicate": False}
         yield from super().named_parameters(prefix, recurse, **options)
         if recurse and "table" not in self._modules:
             at = f"{prefix}.table".lstrip(".")

@@ -1,0 +1,110 @@
+"""What weights and measures of tokens cost beside the blockwise loss alone.
+
+Usage: python -m benchmarks.bench_by_products [--threads 1] [--precision fp32] [--turns 7] [--quick]
+
+Forward and backward of the loss of GPT-2's and Qwen's vocabularies. The forms take turns; a ratio
+is of the processor time of one turn to that of the loss alone in the same round, and with several
+threads of its time on the clock, for which the machine has to be idle. Each peak is of a fresh
+process. Log-probabilities with a gradient compute the scores a second time: a fourth product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any, Callable, Dict, List
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import (
+    PRECISIONS,
+    extra_memory_mib,
+    in_fresh_process,
+    positive,
+    print_result,
+    print_table,
+)
+from spectral_fairseq.functional.softmax_loss import (
+    blockwise_cross_entropy,
+    blockwise_log_probs,
+    measured_cross_entropy,
+)
+
+SIZES = {"GPT-2": (50_257, 768, 1_024), "Qwen": (151_936, 896, 512)}
+
+FORMS: Dict[str, Callable[..., Tensor]] = {
+    "alone": lambda *given: blockwise_cross_entropy(*given).loss,
+    "weights": lambda *given: blockwise_cross_entropy(*given, weights=_weights(given[1])).loss,
+    "by probability": lambda *given: blockwise_cross_entropy(*given, by_probability=True).loss,
+    "measures": lambda *given: measured_cross_entropy(*given)[0].loss,
+    "log-probabilities": lambda *given: -blockwise_log_probs(*given).log_probs.sum(),
+}
+
+
+def _weights(targets: Tensor) -> Tensor:
+    return torch.linspace(0, 2, len(targets))
+
+
+def made(size: str, dtype: torch.dtype) -> List[Tensor]:
+    """Features, targets and table of a size."""
+    words, dim, tokens = SIZES[size]
+    torch.manual_seed(0)
+    features = torch.randn(tokens, dim, dtype=dtype).requires_grad_()
+    table = (torch.randn(words, dim) * dim**-0.5).to(dtype).requires_grad_()
+    return [features, torch.randint(words, (tokens,)), table]
+
+
+def seconds(form: str, inputs: List[Tensor]) -> float:
+    """Of a forward and a backward pass."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    inputs[0].grad = inputs[2].grad = None
+    begun = clock()
+    FORMS[form](*inputs).backward()
+    return clock() - begun
+
+
+def ratios(size: str, dtype: torch.dtype, turns: int) -> Dict[str, List[float]]:
+    """Of each form, one for each round behind the first, which warms up."""
+    inputs = made(size, dtype)
+    found: Dict[str, List[float]] = {form: [] for form in FORMS}
+    for turn in range(turns + 1):
+        order = list(FORMS) if turn % 2 else list(FORMS)[::-1]
+        times = {form: seconds(form, inputs) for form in order}
+        for form in FORMS if turn else ():
+            found[form].append(times[form] / times["alone"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--turns", type=positive, default=7)
+    parser.add_argument("--quick", action="store_true", help="one tiny size")
+    parser.add_argument("--peak", nargs=2, metavar=("SIZE", "FORM"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    dtype = PRECISIONS[args.precision]
+    if args.quick:
+        SIZES.update({"GPT-2": (100, 16, 32), "Qwen": (300, 16, 32)})
+    if args.peak:
+        size, form = args.peak
+        inputs = made(size, dtype)
+        print(extra_memory_mib(lambda: FORMS[form](*inputs).backward()))
+        return
+    common = ["--threads", str(args.threads), "--precision", args.precision]
+    common += ["--quick"] if args.quick else []
+    rows: List[Dict[str, Any]] = []
+    for size in SIZES:
+        for form, found in ratios(size, dtype, args.turns).items():
+            peak = in_fresh_process("benchmarks.bench_by_products", [*common, "--peak", size, form])
+            row = {"size": size, "form": form, "time": statistics.median(found)}
+            rows.append({**row, "lowest": min(found), "highest": max(found), "MiB": peak})
+    print_table(rows)
+    print_result("by_products", rows=rows, threads=args.threads, precision=args.precision)
+
+
+if __name__ == "__main__":
+    main()
