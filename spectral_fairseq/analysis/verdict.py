@@ -186,7 +186,7 @@ def _percent(share: float) -> str:
 def _meaning(checkpoint: Mapping[str, Any], few: bool, edges: float) -> str:
     measures, random = checkpoint["measures"], checkpoint["random"]
     row, dim = checkpoint["dominant_row"], checkpoint["table"]["dimensions"]
-    if dim == 1:
+    if not few and measures["effective_rank_centred"] < 1.01:  # of one dimension, or two words
         rest = "all of them lie on one line,"
     elif row is not None:
         rest = f"{_name(row)} alone holds {_percent(row['share'])}, at"

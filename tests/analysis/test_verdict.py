@@ -166,8 +166,9 @@ def test_rows_that_were_never_trained_are_not_called_sound():
     assert "nothing to repair" not in text and "Apart from the rows" in text
 
 
-def test_a_table_of_one_dimension_has_one_line():
-    rows = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("shape", [(200, 1), (2, 1), (2, 2)])
+def test_a_table_of_one_dimension_or_two_words_has_one_line(shape):
+    rows = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     (one,) = analyze(rows).to_dict()["checkpoints"]
     assert "all of them lie on one line" in verdict(one)[0]
     assert "many directions" not in verdict(one)[0]
