@@ -46,6 +46,10 @@ CHECKPOINTS = {
         *("transformer_lm_sc", "spectrum_control"),
         "--share-decoder-input-output-embed",
     ),
+    "awd_lstm.pt": (
+        *("awd_lstm_wt2", "mle_cosreg", "--task", "stateful_language_modeling"),
+        *("--batch-size", "4", "--decoder-embed-dim", "8", "--decoder-hidden-size", "12"),
+    ),
     "language_model_2.pt": (
         *("transformer_lm", "mle_cosreg"),
         "--share-decoder-input-output-embed",
