@@ -191,6 +191,224 @@ def unperturbed_loss(
     return loss + change.masked_fill(nll.isinf(), 0.0), plain
 
 
+class _ScoredBlock(NamedTuple):
+    """The scores of one block of tokens; rows behind the first ``real`` only fill it up.
+
+    Attributes:
+        part: where the tokens stand in the batch.
+        real: their number.
+        rows: h, shape (b, d), in the dtype of the products.
+        targets: y, shape (b,).
+        margin: m, shape (b,), or ``None``.
+        softmax: p, shape (b, N).
+        log_z: log Z, shape (b,).
+        target_score: s_y, shape (b,).
+        score_sum: sum_v s_v, shape (b,); ``None`` where nothing is smoothed.
+        slope: ds/dx of the soft cap, shape (b, N); ``None`` without one.
+    """
+
+    part: slice
+    real: int
+    rows: Tensor
+    targets: Tensor
+    margin: Optional[Tensor]
+    softmax: Tensor
+    log_z: Tensor
+    target_score: Tensor
+    score_sum: Optional[Tensor]
+    slope: Optional[Tensor]
+
+
+class _BatchLoss:
+    """The losses of a batch and their gradients, to which its blocks are added one by one.
+
+    In order: :meth:`scored` and :meth:`add` of each block, then :meth:`finish`.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: y, shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        margin: m, shape (T,).
+        token_weights: shape (T,).
+        label_smoothing: eps.
+        z_loss: lambda.
+        softcap: c.
+        by_probability: whether each token is weighted by the probability of its target.
+        measures: whether each token is measured.
+        needed: which gradients of contexts, table and bias autograd asks for.
+        dtype: of the products.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        margin: Optional[Tensor],
+        token_weights: Optional[Tensor],
+        *,
+        label_smoothing: float,
+        z_loss: float,
+        softcap: Optional[float],
+        by_probability: bool,
+        measures: bool,
+        needed: Tuple[bool, bool, bool],
+        dtype: torch.dtype,
+    ) -> None:
+        self.contexts, self.targets, self.margin = contexts, targets, margin
+        self.token_weights, self.by_probability = token_weights, by_probability
+        self.z_loss, self.softcap = z_loss, softcap
+        self.tokens, self.vocabulary = contexts.size(0), matrix.size(0)
+        self.target_weight, self.uniform = smoothing_weights(label_smoothing, self.vocabulary)
+        self.weighted = token_weights is not None or by_probability
+        self.dtype = accumulation_dtype(dtype)
+        self.block_scores = BlockScores(matrix, bias, dtype)
+        by_sums = self.uniform and softcap is None
+        self.word_sum = matrix.sum(0, dtype=self.dtype) if by_sums else None  # [d]
+        scores_bias = self.block_scores.bias
+        self.bias_sum = 0.0 if scores_bias is None else scores_bias.sum()
+        self.gradients = GradientSums(contexts, matrix, bias, self.dtype, needed)
+        self.loss = contexts.new_zeros((), dtype=self.dtype)
+        self.plain_loss, self.plain_nll = self.loss.clone(), self.loss.clone()
+        self.squares = self.loss.clone()  # sum of (log Z)^2
+        self.margin_gradient = None if margin is None else self._per_token(True)
+        self.weights = contexts.new_ones(self.tokens if self.weighted else 0, dtype=self.dtype)
+        self.measured: Optional[Measured] = [] if measures else None
+        self.log_probs = self._per_token(measures)
+        self.entropy, self.right = self._per_token(measures), self._per_token(measures)
+
+    def _per_token(self, wanted: bool) -> Tensor:
+        return self.contexts.new_zeros(self.tokens if wanted else 0, dtype=self.dtype)
+
+    def scored(self, part: slice, size: int) -> _ScoredBlock:
+        """Return the scores of the tokens in ``part``, in a block of ``size`` rows."""
+        rows = self.block_scores.rows(self.contexts[part], size)  # [b, d]
+        targets = filled(self.targets[part], size)  # [b]
+        margin = slope = score_sum = None
+        if self.margin is not None:
+            margin = filled(self.margin[part].to(self.dtype), size)  # [b]
+        if self.softcap is None:
+            softmax, log_z, target_score = self.block_scores.softmax(
+                rows, targets, margin, self.measured
+            )
+            if self.word_sum is not None:
+                # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
+                score_sum = rows.to(self.dtype) @ self.word_sum + self.bias_sum
+                if margin is not None:
+                    score_sum -= margin
+        else:
+            softmax = self.block_scores(rows)  # [b, N]
+            slope = softcap_(softmax, self.softcap)
+            score_sum = softmax.sum(1) if self.uniform else None
+            log_z, target_score = softmax_and_targets_(softmax, targets, margin, self.measured)
+        real = part.stop - part.start
+        return _ScoredBlock(
+            part, real, rows, targets, margin, softmax, log_z, target_score, score_sum, slope
+        )
+
+    def add(self, block: _ScoredBlock) -> None:
+        """Add the losses of a block, and their gradients; its scores are overwritten."""
+        nll = block.log_z - block.target_score
+        loss = self.target_weight * nll
+        if block.score_sum is not None:
+            loss += self.uniform * (self.vocabulary * block.log_z - block.score_sum)
+        plain_loss, plain_nll = self._without_margin(block, loss, nll)
+        if self.measured:
+            self._measure(block, plain_nll)
+        counted = self._counted(block, plain_nll)  # [b]
+        for each in (loss, plain_loss, plain_nll):
+            each[block.real :] = 0  # 0 times an infinite loss is no number
+        self.loss += counted @ loss
+        self.plain_loss += plain_loss.sum() if self.weighted else counted @ plain_loss
+        self.plain_nll += plain_nll.sum() if self.weighted else counted @ plain_nll
+        self._add_gradients(block, counted, self._slope_of_log_z(block, counted))
+
+    def _without_margin(
+        self, block: _ScoredBlock, loss: Tensor, nll: Tensor
+    ) -> Tuple[Tensor, Tensor]:
+        """Return loss and NLL of the scores without their margin, and keep its gradient."""
+        if block.margin is None or self.margin_gradient is None:
+            return loss, nll
+        hit_share = (self.target_weight + self.vocabulary * self.uniform) * torch.exp(-nll)
+        from_margin = self.target_weight + self.uniform - hit_share  # -d loss / d s_y
+        self.margin_gradient[block.part] = from_margin[: block.real]
+        smoothing = (self.target_weight, self.uniform)
+        return unperturbed_loss(loss, nll, block.margin, smoothing, self.vocabulary)
+
+    def _measure(self, block: _ScoredBlock, plain_nll: Tensor) -> None:
+        assert self.measured is not None
+        rights, entropies = map(torch.cat, zip(*self.measured))
+        self.measured.clear()
+        self.log_probs[block.part] = -plain_nll[: block.real]
+        self.right[block.part] = rights[: block.real].to(self.dtype)
+        self.entropy[block.part] = entropies[: block.real]
+
+    def _counted(self, block: _ScoredBlock, plain_nll: Tensor) -> Tensor:
+        """Return the weight of each row, 1 without weights; 0 for those that only fill up."""
+        part, size = block.part, len(block.rows)
+        if not self.weighted:
+            return padded(block.rows.new_ones(block.real, dtype=self.dtype), size)
+        if self.token_weights is not None:
+            self.weights[part] = self.token_weights[part].to(self.dtype)
+        if self.by_probability:
+            self.weights[part] *= torch.exp(-plain_nll[: block.real])
+        if self.margin_gradient is not None:
+            self.margin_gradient[part] *= self.weights[part]
+        return padded(self.weights[part], size)
+
+    def _slope_of_log_z(self, block: _ScoredBlock, counted: Tensor) -> Optional[Tensor]:
+        """Add the z-loss, and return its derivative by log Z, shape (b,)."""
+        if not self.z_loss:
+            return None
+        log_z = block.log_z
+        log_z[block.real :] = 0
+        self.squares += log_z @ log_z
+        slope = 2 * self.z_loss * log_z
+        if not self.weighted:
+            return slope
+        self.loss += self.z_loss * (counted @ log_z.square())
+        return slope * counted
+
+    def _add_gradients(
+        self, block: _ScoredBlock, counted: Tensor, slope_of_log_z: Optional[Tensor]
+    ) -> None:
+        """Add the gradients of contexts, table and bias that follow from those of the scores.
+
+        d loss / d s = (target_weight + N uniform + 2 lambda log Z) p - target_weight [v = y]
+        - uniform, whose last term is the same for all tokens and is added at the end.
+        """
+        weights = (self.target_weight + self.vocabulary * self.uniform) * counted
+        if slope_of_log_z is not None:
+            weights = weights + slope_of_log_z
+        hits = self.target_weight * counted
+        part, rows, scores, table = block.part, block.rows, block.softmax, self.block_scores.table
+        if block.slope is None:
+            self.gradients.add_block(part, rows, scores, table, block.targets, weights, hits)
+            return
+        scores.mul_(weights.unsqueeze(1)).sub_(self.uniform * counted.unsqueeze(1))
+        scores.scatter_add_(1, block.targets.unsqueeze(1), -hits.unsqueeze(1))
+        self.gradients.add_block(part, rows, scores.mul_(block.slope), table)
+
+    def finish(self) -> None:
+        """Add what is the same for all tokens, once the last block has been added."""
+        if self.z_loss and not self.weighted:
+            self.loss = self.loss + self.z_loss * self.squares
+        if self.word_sum is None:
+            return
+        sums, weighted = self.gradients, self.weighted
+        if sums.contexts is not None:
+            share = self.weights.unsqueeze(1) * self.word_sum if weighted else self.word_sum
+            sums.contexts -= self.uniform * share
+        if sums.matrix is not None:
+            wide = self.contexts.to(self.dtype) if weighted else self.contexts
+            summed = self.weights @ wide if weighted else wide.sum(0, dtype=self.dtype)
+            sums.matrix -= self.uniform * summed
+        if sums.bias is not None:
+            sums.bias -= self.uniform * (self.weights.sum() if weighted else self.tokens)
+
+
 class _BlockwiseCrossEntropy(torch.autograd.Function):
     """(loss_sum, plain_loss_sum, plain_nll_sum, square_sum), with gradients of loss_sum only.
 
@@ -216,123 +434,38 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         by_probability: bool,
         measures: bool,
     ) -> Tuple[Tensor, ...]:
-        tokens, vocabulary = contexts.size(0), matrix.size(0)
-        target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
-        # With the z-loss or a weight the gradient of a score may be larger than 1.
+        # With the z-loss or a weight the gradient of a score may be larger than 1. Autocast decides
+        # the dtype of the products, so it is asked before it is switched off.
         bounded = not z_loss and token_weights is None
         dtype = product_dtype(contexts, matrix, bounded=bounded)
-        sum_dtype = accumulation_dtype(dtype)
-        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        needs = ctx.needs_input_grad
         with torch.autocast(contexts.device.type, enabled=False):
-            block_scores = BlockScores(matrix, bias, dtype)
-            linear = softcap is None
-            word_sum = matrix.sum(0, dtype=sum_dtype) if uniform and linear else None  # [d]
-            bias_sum = 0.0 if block_scores.bias is None else block_scores.bias.sum()
-            loss_sum, plain_loss_sum, plain_nll_sum, square_sum = (
-                contexts.new_zeros((), dtype=sum_dtype) for _ in range(4)
+            batch = _BatchLoss(
+                contexts,
+                targets,
+                matrix,
+                bias,
+                margin,
+                token_weights,
+                label_smoothing=label_smoothing,
+                z_loss=z_loss,
+                softcap=softcap,
+                by_probability=by_probability,
+                measures=measures,
+                needed=(needs[0], needs[2], needs[3]),
+                dtype=dtype,
             )
-            margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
-            weighted = token_weights is not None or by_probability
-            all_weights = contexts.new_ones(tokens if weighted else 0, dtype=sum_dtype)
-            measured: Optional[Measured] = [] if measures else None
-            log_probs, entropy, right = (
-                contexts.new_zeros(tokens if measures else 0, dtype=sum_dtype) for _ in range(3)
-            )
-            sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
-            narrow = linear and block_scores.overwrites_products
-            block = tokens_per_block(matrix, block_elements, half_precision=narrow)
-            for part, size in token_blocks(tokens, block):
-                rows = block_scores.rows(contexts[part], size)  # [b, d]
-                block_targets = filled(targets[part], size)  # [b]
-                # 1 for a token, 0 for a row that only fills the block up.
-                real = part.stop - part.start
-                counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
-                slope = score_sum = block_margin = None
-                if margin is not None:
-                    block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
-                if softcap is None:
-                    scores, log_z, target_score = block_scores.softmax(
-                        rows, block_targets, block_margin, measured
-                    )
-                else:
-                    scores = block_scores(rows)  # [b, N]
-                    slope = softcap_(scores, softcap)
-                    score_sum = scores.sum(1) if uniform else None
-                    log_z, target_score = softmax_and_targets_(
-                        scores, block_targets, block_margin, measured
-                    )
-                nll = plain_nll = log_z - target_score
-                loss = target_weight * nll
-                if word_sum is not None:
-                    # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
-                    score_sum = rows.to(sum_dtype) @ word_sum + bias_sum
-                    if block_margin is not None:
-                        score_sum -= block_margin
-                if score_sum is not None:
-                    loss += uniform * (vocabulary * log_z - score_sum)
-                plain_loss = loss
-                if block_margin is not None and margin_gradient is not None:
-                    plain_loss, plain_nll = unperturbed_loss(
-                        loss, nll, block_margin, (target_weight, uniform), vocabulary
-                    )
-                    hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
-                    from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
-                    margin_gradient[part] = from_margin[:real]
-                if measured:
-                    log_probs[part] = -plain_nll[:real]
-                    rights, entropies = map(torch.cat, zip(*measured))
-                    right[part], entropy[part] = rights[:real].to(sum_dtype), entropies[:real]
-                    measured.clear()
-                if weighted:
-                    if token_weights is not None:
-                        all_weights[part] = token_weights[part].to(sum_dtype)
-                    if by_probability:
-                        all_weights[part] *= torch.exp(-plain_nll[:real])
-                    counted = padded(all_weights[part], size)
-                    if margin_gradient is not None:
-                        margin_gradient[part] *= all_weights[part]
-                for each in (loss, plain_loss, plain_nll):
-                    each[real:] = 0  # 0 times an infinite loss is no number
-                loss_sum += counted @ loss
-                plain_loss_sum += plain_loss.sum() if weighted else counted @ plain_loss
-                plain_nll_sum += plain_nll.sum() if weighted else counted @ plain_nll
-                # d loss / d s = (target_weight + N uniform + 2 lambda log Z) p
-                #                - target_weight [v = y] - uniform,
-                # whose last term is the same for all tokens and is added after the loop.
-                weights = (target_weight + vocabulary * uniform) * counted
-                if z_loss:
-                    log_z[real:] = 0
-                    square_sum += log_z @ log_z
-                    slopes = 2 * z_loss * log_z
-                    if weighted:
-                        loss_sum += z_loss * (counted @ log_z.square())
-                        slopes = slopes * counted
-                    weights = weights + slopes
-                hits = target_weight * counted
-                if slope is None:
-                    sums.add_block(
-                        part, rows, scores, block_scores.table, block_targets, weights, hits
-                    )
-                    continue
-                scores.mul_(weights.unsqueeze(1)).sub_(uniform * counted.unsqueeze(1))
-                scores.scatter_add_(1, block_targets.unsqueeze(1), -hits.unsqueeze(1))
-                sums.add_block(part, rows, scores.mul_(slope), block_scores.table)
-            if z_loss and not weighted:
-                loss_sum = loss_sum + z_loss * square_sum
-            if word_sum is not None:
-                if sums.contexts is not None:
-                    share = all_weights.unsqueeze(1) * word_sum if weighted else word_sum
-                    sums.contexts -= uniform * share
-                if sums.matrix is not None:
-                    wide = contexts.to(sum_dtype) if weighted else contexts
-                    summed = all_weights @ wide if weighted else wide.sum(0, dtype=sum_dtype)
-                    sums.matrix -= uniform * summed
-                if sums.bias is not None:
-                    sums.bias -= uniform * (all_weights.sum() if weighted else tokens)
-        sums.save(ctx, (margin_gradient, sum_dtype if margin is None else margin.dtype))
-        others = (plain_loss_sum, plain_nll_sum, square_sum, log_probs, entropy, right)
+            narrow = softcap is None and batch.block_scores.overwrites_products
+            rows = tokens_per_block(matrix, block_elements, half_precision=narrow)
+            for part, size in token_blocks(batch.tokens, rows):
+                batch.add(batch.scored(part, size))
+            batch.finish()
+        margin_dtype = batch.dtype if margin is None else margin.dtype
+        batch.gradients.save(ctx, (batch.margin_gradient, margin_dtype))
+        losses = (batch.plain_loss, batch.plain_nll, batch.squares)
+        others = (*losses, batch.log_probs, batch.entropy, batch.right)
         ctx.mark_non_differentiable(*others)
-        return (loss_sum, *others)
+        return (batch.loss, *others)
 
     @staticmethod
     @differentiable_once("blockwise_cross_entropy")
