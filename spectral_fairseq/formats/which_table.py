@@ -60,10 +60,10 @@ class Choice:
         names: the modules that hold it; the first is the one to read.
         entries: what that module stores.
         tables: the names of every table over words, of which this need not be one.
-        output: what is known of the output layer: a table of one is :data:`STORED`; what is stored
-            of it is :data:`UNREAD`; by the settings it has a table of its :data:`OWN`, which is not
-            stored, or a :data:`SHARED` one, which may follow from the class alone
-            (:data:`BY_DEFAULT`); or it is :data:`UNKNOWN`.
+        output: what is known of the output layer: a table of one is ``STORED``; what is stored
+            of it is ``UNREAD``; by the settings it has a table of its ``OWN``, which is not
+            stored, or a ``SHARED`` one, which may follow from the class alone
+            (``BY_DEFAULT``); or it is ``UNKNOWN``.
         of_softmax: whether the softmax is known to use this table.
         unread_outputs: names of what is stored of an output layer that cannot be read.
         possible_outputs: matrices with as many rows or somewhat more under names that are not
