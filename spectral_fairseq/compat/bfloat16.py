@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from argparse import Namespace
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Callable, Optional
@@ -94,6 +95,16 @@ def calling(
 
 
 @wrapping
+def generating(cfg: Any, *, original: Callable[..., Any]) -> Any:
+    """Wrap ``main`` of ``fairseq-generate``, which alone is called without ``call_main``."""
+    if isinstance(cfg, Namespace):
+        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+        cfg = convert_namespace_to_omegaconf(cfg)
+    return evaluate(original, cfg)
+
+
+@wrapping
 def loading(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Wrap ``load_model_ensemble_and_task``, through which these commands load their models."""
     models, *others = original(*args, **kwargs)
@@ -126,15 +137,22 @@ def batching(
     original(self, dataset, collate_fn, *args, **kwargs)
 
 
+def _install_bf16_evaluation() -> str:
+    places = {
+        "fairseq.distributed.utils:call_main": calling,
+        "fairseq_cli.generate:main": generating,
+        "fairseq.checkpoint_utils:load_model_ensemble_and_task": loading,
+        "fairseq.data.iterators:EpochBatchIterator.__init__": batching,
+    }
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if getattr(spec, "name", "") == "fairseq_cli.generate":  # python -m fairseq_cli.generate
+        places["__main__:main"] = generating
+    return replaces(places)()
+
+
 BF16_EVALUATION = Patch(
     name="bf16 in evaluation",
     reason="fairseq-generate, -interactive, -eval-lm and -validate compute in float32 with --bf16.",
-    install=replaces(
-        {
-            "fairseq.distributed.utils:call_main": calling,
-            "fairseq.checkpoint_utils:load_model_ensemble_and_task": loading,
-            "fairseq.data.iterators:EpochBatchIterator.__init__": batching,
-        }
-    ),
+    install=_install_bf16_evaluation,
     unneeded=_unneeded_bf16_evaluation,
 )

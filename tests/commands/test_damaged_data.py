@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.compat.test_data import change, cut
+from tests.compat.test_damaged_data import change, cut
 from tests.conftest import PACKAGE, TINY_LANGUAGE_MODEL
 from tests.language_models import STATEFUL, TIED, block_checkpoint, stateful_checkpoint
 

@@ -1,6 +1,7 @@
 """Nothing in a checkpoint, a setting or the name of a folder runs code or chooses a program."""
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import re
@@ -13,7 +14,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import EVALUATED
 from spectral_fairseq.commands import main as command
 from spectral_fairseq.errors import CheckpointError
-from tests.compat.fairseq_process import Fails
+from tests.compat.fairseq_process import Fails, Failure
 from tests.conftest import PACKAGE, Command
 
 PACKAGES = {
@@ -263,5 +264,6 @@ def test_the_name_of_a_folder_runs_nothing(bare, patched, tmp_path):
     (folder / "train.fasta").write_text(RECORDS)
     patched.gives(Fails("passes .* to a shell", "DataError"), opened, path=str(folder / "train"))
     assert not (patched.folder / "executed").exists()
-    bare.gives(Fails(), opened, path=str(folder / "train"))
+    with contextlib.suppress(Failure):  # some versions find no index then, and go on
+        bare.call(opened, path=str(folder / "train"))
     assert (bare.folder / "executed").exists()
