@@ -88,5 +88,5 @@ def test_an_extra_that_a_message_names_exists():
     for file in Path(spectral_fairseq.__file__).parent.rglob("*.py"):
         text = file.read_text("utf-8")
         named |= set(re.findall(r'needs_extra\(\s*"(\w+)"', text))
-        named |= set(re.findall(r"spectral-fairseq\[(\w+)\]", text))
+        named |= set(re.findall(r"\.\[(\w+)\]", text))
     assert {"plots", "models", "export", "predictions", "fairseq"} <= named <= known
