@@ -13,9 +13,10 @@ trainer chooses as ``auto`` does.
 from __future__ import annotations
 
 import logging
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -27,6 +28,7 @@ from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.memory import keep_freed_memory
+from spectral_fairseq.provenance import distribution_version
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +79,21 @@ def running() -> _Command:
     return command
 
 
+# Carries the flag where omegaconf 2.0 lets no configuration of fairseq have a field of another
+# package; workers inherit it. Every command that is parsed sets it anew.
+_VARIABLE = "SPECTRAL_FAIRSEQ_FLOAT32_PRODUCTS"
+
+
+@cache
+def _configurations_take_fields() -> bool:
+    major, minor = (distribution_version("omegaconf") or "2.1").split(".")[:2]
+    return (int(major), int(minor)) >= (2, 1)
+
+
 def asked(common: Any) -> str:
     """The value of the flag."""
-    return str(getattr(common, FLOAT32_PRODUCTS.name, FLOAT32_PRODUCTS.default))
+    found = getattr(common, FLOAT32_PRODUCTS.name, None)
+    return str(found or os.environ.get(_VARIABLE, FLOAT32_PRODUCTS.default))
 
 
 def _on_cpu(common: Any) -> bool:
@@ -112,7 +126,9 @@ def _configuring(args: Any, *, original: Callable[..., Any]) -> Any:
     """Wrap ``override_module_args``: the configuration, which workers receive, has the value."""
     overrides, deletes = original(args)
     value = getattr(args, FLOAT32_PRODUCTS.name, None)
-    if value is not None:
+    if value is not None and not _configurations_take_fields():
+        os.environ[_VARIABLE] = value
+    elif value is not None:
         overrides.append(f"+common.{FLOAT32_PRODUCTS.name}={value}")
     return overrides, deletes
 

@@ -63,6 +63,8 @@ ENDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
 
 @pytest.mark.parametrize("stem", CLASSES)
 def test_silent_settings_have_the_default_of_the_class(transformers, stem):
+    if not hasattr(transformers, f"{stem}Config"):
+        pytest.skip("this transformers has no such class")
     config = getattr(transformers, f"{stem}Config")()
     names = [f"{stem}{end}" for end in ENDS if hasattr(transformers, f"{stem}{end}")]
     for name in names:
