@@ -46,7 +46,7 @@ def anchors(path):
 def broken_links(path):
     """The relative links of a document that lead nowhere."""
     broken = []
-    for target in re.findall(r"\]\(([^()\s]+)\)", prose(path)):
+    for target in re.findall(r"(?<=\]\()[^()\s]+(?=\))|(?<=<img src=\")[^\"]+", prose(path)):
         link = urlsplit(target)
         if link.scheme in ("http", "https"):
             continue
@@ -64,8 +64,9 @@ def test_every_link_resolves(path):
 def test_broken_links_are_found(tmp_path):
     (tmp_path / "b.md").write_text("# One: two\n", "utf-8")
     path = tmp_path / "a.md"
-    path.write_text("[](b.md#one-two) [](b.md#one) [](c.md) ![](d.png) [](https://e.org)", "utf-8")
-    assert broken_links(path) == ["b.md#one", "c.md", "d.png"]
+    links = "[](b.md#one-two) [](b.md#one) [](c.md) ![](d.png) [](https://e.org)"
+    path.write_text(f'{links} <img src="e.png" width="9">', "utf-8")
+    assert broken_links(path) == ["b.md#one", "c.md", "d.png", "e.png"]
 
 
 NOT_RUN = re.compile(r"^<!-- not run: [^\n]+ -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

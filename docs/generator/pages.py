@@ -22,7 +22,7 @@ from spectral_fairseq.analysis.report import as_html
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "spectral_fairseq"
 REPORT = "quickstart_report"
-LINK = re.compile(r"(?<=\]\()[^()\s]+(?=\))")
+LINK = re.compile(r"(?<=\]\()[^()\s]+(?=\))|(?<=<img src=\")[^\"]+(?=\")")
 
 
 def sources() -> Dict[str, Path]:

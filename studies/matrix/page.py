@@ -32,10 +32,11 @@ def block(record: Record) -> str:
     """The part of the page that follows from the record."""
     names = sorted(record, key=_order)
     rows = [
-        "| Python | fairseq | torch | numpy | passed | skipped | failed | reads checkpoints of |"
-        " date |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(_row(name, record) for name in names),
+        "| Python | fairseq | torch | numpy | passed | failed |",
+        "|---|---|---|---|---|---|",
+        *(_row(record[name]) for name in names),
+        "",
+        _readers(record),
     ]
     rows += _existing_rows({name: record[name] for name in names if "existing" in record[name]})
     for name in names:
@@ -47,8 +48,8 @@ def block(record: Record) -> str:
 
 def _existing_rows(record: Record) -> List[str]:
     """What pip added to environments that existed, and what fairseq's own tests say there."""
-    rows = ["", "Environments that had fairseq and torch before pip installed the wheel:", ""]
-    rows += ["| fairseq | torch | pip added | pip changed | date |", "|---|---|---|---|---|"]
+    rows = ["", "In environments that had fairseq and torch pip changed nothing and added:", ""]
+    rows += ["| fairseq | torch | added |", "|---|---|---|"]
     tests = ["", "fairseq's own tests in them, without and with the plugin:", ""]
     tests += ["| fairseq | torch | tests | of | passed without | passed with | newly failed |"]
     tests += ["|---|---|---|---|---:|---:|---:|"]
@@ -57,7 +58,7 @@ def _existing_rows(record: Record) -> List[str]:
         found = cell["existing"]
         head = " | ".join(str(cell["versions"].get(key) or "") for key in ("fairseq", "torch"))
         if "added" in found:
-            rows.append(f"| {head} | {', '.join(found['added'])} | nothing | {found['date']} |")
+            rows.append(f"| {head} | {', '.join(found['added'])} |")
         for commit, parts in found.get("host_tests", {}).items():
             of = "the last commit" if commit == "HEAD" else commit
             for part, counts in parts.items():
@@ -73,9 +74,8 @@ def _existing_rows(record: Record) -> List[str]:
 def _training_rows(found: Record) -> List[str]:
     """What ``tests/training`` says beside other versions of the frameworks, without fairseq."""
     rows = ["", "`spectral_fairseq.training` without fairseq, by its own tests:", ""]
-    rows += ["| transformers | accelerate | Lightning | passed | skipped | failed | date |"]
-    rows += ["|---|---|---|---|---|---|---|"]
-    columns = ("transformers", "accelerate", "lightning", "passed", "skipped", "failed", "date")
+    rows += ["| transformers | accelerate | Lightning | passed | failed |", "|---|---|---|---|---|"]
+    columns = ("transformers", "accelerate", "lightning", "passed", "failed")
     for name in sorted(found, key=_order):
         cells = [str(found[name].get(column, "")) for column in columns]
         rows.append(f"| {' | '.join(cells)} |")
@@ -86,23 +86,23 @@ def _order(name: str) -> List[int]:
     return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
-def _row(name: str, record: Record) -> str:
-    cell = record[name]
+def _row(cell: Dict[str, Any]) -> str:
     versions = [
         cell["versions"].get(key) or "none" for key in ("python", "fairseq", "torch", "numpy")
     ]
-    tests = cell.get("tests", {})
-    counts = [str(tests.get(key, "")) for key in ("passed", "skipped", "failed")]
-    return f"| {' | '.join([*versions, *counts, _readable(name, record), cell['date']])} |"
+    counts = [str(cell.get("tests", {}).get(key, "")) for key in ("passed", "failed")]
+    return f"| {' | '.join([*versions, *counts])} |"
 
 
-def _readable(name: str, record: Record) -> str:
-    """Which of the recorded cells' checkpoints a cell has read."""
-    read = {other for other, error in record[name].get("reads", {}).items() if not error}
-    others = {other for other in record if "loss" in record[other]}
-    if read >= others:
-        return f"all {len(others)} rows"
-    return ", ".join(sorted(read & others, key=_order)) or "none"
+def _readers(record: Record) -> str:
+    """How many of the cells that trained a model have read the checkpoints of all of them."""
+    trained = {name for name, cell in record.items() if "loss" in cell}
+    read = [
+        {other for other, error in record[name].get("reads", {}).items() if not error}
+        for name in trained
+    ]
+    readers = sum(others >= trained for others in read)
+    return f"Of the {len(trained)} rows with fairseq {readers} read the checkpoints of all."
 
 
 def _failures(name: str, cell: Dict[str, Any]) -> List[str]:

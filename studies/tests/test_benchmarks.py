@@ -105,12 +105,16 @@ def test_what_is_to_be_run_on_a_gpu_runs_on_a_cpu(stage, tmp_path, capsys):
 
 
 def test_the_bars_are_those_of_the_page():
-    found = bars.rows(bars.PAGE.read_text("utf-8"))
-    assert len(found) == 2 * 3 + 1
-    first = next(line for line in bars.PAGE.read_text("utf-8").splitlines() if "likelihood" in line)
+    text = bars.PAGE.read_text("utf-8")
+    (_, float32), (_, bfloat16), (_, fused) = bars.groups(text)
+    assert (len(float32), len(bfloat16), len(fused)) == (2 * 3, 2 * 2, 1)
+    first = next(line for line in text.splitlines() if "likelihood" in line)
     assert first.startswith(
-        "| likelihood | {0.time:.2f} ({0.low:.2f} to".format(found["likelihood, small model"])
+        "| likelihood | {0.time:.2f} ({0.low:.2f} to".format(float32["likelihood, small model"])
     )
+    assert bfloat16["likelihood, small model"].memory is None
+    one = bfloat16["spectrum control, IWSLT's size"]
+    assert f"| {one.time:.2f}, {one.memory:.2f} |" in text
     with pytest.raises(ValueError, match="expected a ratio"):
         bars.ratio("1.01 each")
 

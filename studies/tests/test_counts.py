@@ -154,7 +154,7 @@ DIFFERENCES = [
 
 
 @functools.cache
-def tests():
+def differences():
     found = report.compared(RESULTS)
     return {
         (one.name, one.comparison.method, one.comparison.baseline): one.comparison.test
@@ -166,7 +166,7 @@ def tests():
 def test_a_difference_on_the_page_is_that_of_the_records(before, study, method, baseline, digits):
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8").replace("&nbsp;", " ")
     page = re.sub(r"\s+", " ", page).replace("−", "-")
-    test = tests()[study, method, baseline]
+    test = differences()[study, method, baseline]
     mean, low, high = (f"{value + 0.0:.{digits}f}" for value in test[:3])
     forms = (f"{before}{mean}** ({low} to {high})", f"{before}{mean} ({low} to {high})")
     forms += (f"{before}{mean}, {low} to {high}", f"{before}{mean} BLEU, {low} to {high}")
