@@ -32,8 +32,8 @@ def block(record: Record) -> str:
     """The part of the page that follows from the record."""
     names = sorted(record, key=_order)
     rows = [
-        "| Python | fairseq | torch | numpy | passed | failed |",
-        "|---|---|---|---|---|---|",
+        "| Python | fairseq | torch | numpy | tests passed |",
+        "|---|---|---|---|---|",
         *(_row(record[name]) for name in names),
         "",
         _readers(record),
@@ -48,8 +48,8 @@ def block(record: Record) -> str:
 
 def _existing_rows(record: Record) -> List[str]:
     """What pip added to environments that existed, and what fairseq's own tests say there."""
-    rows = ["", "In environments that had fairseq and torch pip changed nothing and added:", ""]
-    rows += ["| fairseq | torch | added |", "|---|---|---|"]
+    rows: List[str] = []
+    into: Dict[str, List[str]] = {}  # what pip added -> the environments
     tests = ["", "fairseq's own tests in them, without and with the plugin:", ""]
     tests += ["| fairseq | torch | tests | of | passed without | passed with | newly failed |"]
     tests += ["|---|---|---|---|---:|---:|---:|"]
@@ -58,7 +58,9 @@ def _existing_rows(record: Record) -> List[str]:
         found = cell["existing"]
         head = " | ".join(str(cell["versions"].get(key) or "") for key in ("fairseq", "torch"))
         if "added" in found:
-            rows.append(f"| {head} | {', '.join(found['added'])} |")
+            into.setdefault(" and ".join(found["added"]), []).append(
+                head.replace(" | ", " with torch ")
+            )
         for commit, parts in found.get("host_tests", {}).items():
             of = "the last commit" if commit == "HEAD" else commit
             for part, counts in parts.items():
@@ -68,16 +70,20 @@ def _existing_rows(record: Record) -> List[str]:
                 ]
                 newly = len(counts["newly_failed"])
                 tests.append(f"| {head} | {part} | {of} | {' | '.join(passed)} | {newly} |")
-    return (rows if record else []) + (tests if len(tests) > several else [])
+    for added, environments in into.items():
+        rows += ["", f"pip added {added}, and changed nothing, beside {'; '.join(environments)}."]
+    return rows + (tests if len(tests) > several else [])
 
 
 def _training_rows(found: Record) -> List[str]:
     """What ``tests/training`` says beside other versions of the frameworks, without fairseq."""
     rows = ["", "`spectral_fairseq.training` without fairseq, by its own tests:", ""]
-    rows += ["| transformers | accelerate | Lightning | passed | failed |", "|---|---|---|---|---|"]
-    columns = ("transformers", "accelerate", "lightning", "passed", "failed")
+    rows += ["| transformers | accelerate | Lightning | tests passed |", "|---|---|---|---|"]
     for name in sorted(found, key=_order):
-        cells = [str(found[name].get(column, "")) for column in columns]
+        versions = [
+            str(found[name].get(key, "")) for key in ("transformers", "accelerate", "lightning")
+        ]
+        cells = [*versions, _passed(found[name])]
         rows.append(f"| {' | '.join(cells)} |")
     return rows if found else []
 
@@ -90,8 +96,13 @@ def _row(cell: Dict[str, Any]) -> str:
     versions = [
         cell["versions"].get(key) or "none" for key in ("python", "fairseq", "torch", "numpy")
     ]
-    counts = [str(cell.get("tests", {}).get(key, "")) for key in ("passed", "failed")]
-    return f"| {' | '.join([*versions, *counts])} |"
+    return f"| {' | '.join([*versions, _passed(cell.get('tests', {}))])} |"
+
+
+def _passed(counts: Dict[str, Any]) -> str:
+    """How many tests passed, and how many failed, if any did."""
+    failed = counts.get("failed")
+    return f"{counts.get('passed', '')}" + (f", {failed} failed" if failed else "")
 
 
 def _readers(record: Record) -> str:

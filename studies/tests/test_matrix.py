@@ -47,7 +47,7 @@ def test_failures_are_shown():
         f"| {FIRST}",
         f"| {SECOND}",
     ]
-    assert rows[4].endswith("| 9 | 1 |") and rows[5].endswith("|  |  |")
+    assert rows[4].endswith("| 9, 1 failed |") and rows[5].endswith("|  |")
     assert rows[6:-1] == [
         "",
         "Of the 2 rows with fairseq 1 read the checkpoints of all.",
@@ -239,7 +239,10 @@ def test_environments_that_exist_are_on_the_page():
     host = {"HEAD": {"units": units}, "v0.12.2": {"units": {**units, "newly_failed": ["b"]}}}
     found = {"date": "2026-01-01", "added": ["spectral-fairseq"], "host_tests": host}
     text = page.block({FIRST: cell("3.10", existing=found), SECOND: cell("3.12")})
-    assert "| ve-fairseq 0.12.3 | 2 | spectral-fairseq |" in text
+    assert (
+        "pip added spectral-fairseq, and changed nothing, beside ve-fairseq 0.12.3 with torch 2."
+        in text
+    )
     assert "| ve-fairseq 0.12.3 | 2 | units | the last commit | 3 of 4 | 4 of 5 | 0 |" in text
     assert "| ve-fairseq 0.12.3 | 2 | units | v0.12.2 | 3 of 4 | 4 of 5 | 1 |" in text
     broken = {FIRST: cell("3.10", existing={"date": "2026-01-01", "error": "no"})}
@@ -265,7 +268,7 @@ def test_versions_of_the_frameworks_are_on_the_page():
     counts = {"passed": 3, "skipped": 1, "failed": 1, "failures": ["tests.training.a"]}
     found = {"one": {**of, **counts}, "other": {**of, "error": "no"}}
     text = page.block({FIRST: cell("3.11", training=found)})
-    assert "| 4.47.1 | 1.2.1 |  | 3 | 1 |" in text
+    assert "| 4.47.1 | 1.2.1 |  | 3, 1 failed |" in text
     assert f"- {FIRST}: no" in text and f"- {FIRST}: the test `tests.training.a`" in text
     assert matrix._failed({"training": found})
 
