@@ -462,14 +462,13 @@ def _cannot_change(layer: nn.Module, key: str) -> str:
 
 def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None:
     """Refuse a table that something else holds, which would go on with the old one in silence."""
-    known = [id(layer._parameters) for layer in layers.values()]
-    for holder in gc.get_referrers(weight):
-        if _is_of_module(holder) and id(holder) not in known:
-            wanted = f"all layers that share the table, for {use}"
-            raise ConfigurationError(wanted, "one outside the layer that was passed", PASS_WHOLE)
-        if _is_of_optimizer(holder):
-            wanted, found = f"an optimiser that is made after {use}", "one that holds the old table"
-            raise UnsupportedError(wanted, found, "Make the optimiser after that.")
+    in_module, in_optimizer = _is_held(weight, [layer._parameters for layer in layers.values()])
+    if in_module:
+        wanted = f"all layers that share the table, for {use}"
+        raise ConfigurationError(wanted, "one outside the layer that was passed", PASS_WHOLE)
+    if in_optimizer:
+        wanted, found = f"an optimiser that is made after {use}", "one that holds the old table"
+        raise UnsupportedError(wanted, found, "Make the optimiser after that.")
 
 
 def check_has_owner(weight: Tensor, use: str) -> None:
@@ -478,9 +477,7 @@ def check_has_owner(weight: Tensor, use: str) -> None:
     Raises:
         ConfigurationError: neither has it.
     """
-    if not any(
-        _is_of_module(holder) or _is_of_optimizer(holder) for holder in gc.get_referrers(weight)
-    ):
+    if not any(_is_held(weight)):
         wanted = f"a weight that a layer or an optimiser has, for {use}"
         found = "one that none has (any more), as after fully_shard"
         raise ConfigurationError(wanted, found, "Pass the model, or the weight that is trained.")
@@ -516,19 +513,24 @@ def of_another(what: str) -> ConfigurationError:
     )
 
 
-def _is_of_module(holder: Any) -> bool:
-    """Whether this is the dictionary of a module's parameters."""
-    return isinstance(holder, dict) and any(
-        owner.get("_parameters") is holder
-        if isinstance(owner, dict)
-        else isinstance(owner, nn.Module) and owner._parameters is holder
-        for owner in gc.get_referrers(holder)
-    )
+def _is_held(weight: Tensor, known: Sequence[Dict[str, Any]] = ()) -> Tuple[bool, bool]:
+    """Whether a module holds it, apart from the parameters in ``known``; whether an optimiser does.
 
-
-def _is_of_optimizer(holder: Any) -> bool:
-    """Whether this is the list of parameters in a group of an optimiser."""
-    return isinstance(holder, list) and any(
-        isinstance(owner, dict) and owner.get("params") is holder and "lr" in owner
-        for owner in gc.get_referrers(holder)
-    )
+    Each call of :func:`gc.get_referrers` goes through all objects of the process, so there are two.
+    """
+    left = {id(parameters) for parameters in known}
+    containers = [
+        holder
+        for holder in gc.get_referrers(weight)
+        if isinstance(holder, (dict, list)) and id(holder) not in left
+    ]
+    of_modules, of_optimizers = set(), set()
+    for owner in gc.get_referrers(*containers):
+        if isinstance(owner, dict):
+            of_modules.add(id(owner.get("_parameters")))
+            if "lr" in owner:
+                of_optimizers.add(id(owner.get("params")))
+        elif isinstance(owner, nn.Module):
+            of_modules.add(id(owner._parameters))
+    found = {id(holder) for holder in containers}
+    return bool(found & of_modules), bool(found & of_optimizers)
