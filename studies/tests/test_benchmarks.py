@@ -14,6 +14,7 @@ from benchmarks import (
     bench_awd_lstm,
     bench_block_memory,
     bench_consistency,
+    bench_ctranslate2,
     bench_decoding,
     bench_loss_form,
     bench_mixture,
@@ -55,6 +56,7 @@ def figures(monkeypatch, capsys):
         (bench_penalties, "--repetitions"),
         (bench_mixture, "--components"),
         (bench_decoding, "--repetitions"),
+        (bench_ctranslate2, "--turns"),
         (bench_analysis, "--rows"),
         (bench_awd_lstm, "--repetitions"),
         (bench_block_memory, "--batches"),
@@ -244,6 +246,20 @@ def test_block_memory(figures, monkeypatch):
 def test_decoding(figures):
     flags = ("--components", 2, "--words", 50, "--dim", 16, "--repetitions", 1)
     assert len(figures(bench_decoding, *flags)["rows"]) == 3
+
+
+def test_a_checkpoint_is_translated_by_fairseq_and_by_ctranslate2(
+    figures, train, tiny_translation_data
+):
+    path = train("transformer", "cross_entropy") / "checkpoint_last.pt"
+    rows = figures(bench_ctranslate2, path, tiny_translation_data, "--turns", 1, "--bf16")["rows"]
+    assert [row["translated by"] for row in rows] == [
+        *("bare fairseq", "with the plugin", "with the plugin, --bf16"),
+        *("CTranslate2, float32", "CTranslate2, int8"),
+    ]
+    equal = [row["as bare fairseq"] for row in rows]
+    # After four updates many words are nearly alike, and the two searches end by other rules.
+    assert equal[0] == equal[1] == 1 and equal[3] > 0
 
 
 @pytest.mark.parametrize("components", [0, 2])
