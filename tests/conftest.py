@@ -7,6 +7,7 @@ another of xdist's, and it is run once. Nothing may write into the folders of wh
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.util
 import os
@@ -77,6 +78,15 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage.
+
+    It is millions of objects, through which each test of Trainer and each search for the owners of
+    a table would go, a second each time.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -312,9 +322,11 @@ def transformers() -> Any:
     from spectral_fairseq.provenance import import_transformers
 
     try:
-        return import_transformers()
+        package = import_transformers()
     except ConfigurationError as error:
         pytest.skip(str(error))
+    gc.freeze()  # as after the collection of tests
+    return package
 
 
 @pytest.fixture()
