@@ -67,6 +67,10 @@ def rows_in_cache(scores: Tensor) -> int:
 def measured_softmax_(scores: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """Overwrite ``scores``, shape (r, N), by their softmax, and measure them in the same pass.
 
+    The measures cost three passes over the scores beside those of the softmax, in the cache: their
+    distances from the highest one, the products of these with p, and the sum. The highest score and
+    log Z are found by the softmax anyway.
+
     Returns:
         log Z, the highest score, and H, shape (r,) each.
     """
@@ -76,9 +80,10 @@ def measured_softmax_(scores: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     for part in scores.split(few):
         top = part.amax(-1)
         distances = torch.sub(part, top.unsqueeze(1), out=below[: len(part)])
-        distances.clamp_(min=torch.finfo(part.dtype).min)  # 0 times infinity is no number
         torch.softmax(part, -1, out=part)
         log_sum = part.amax(-1).log_().neg_()  # log Z - top
-        found.append((top + log_sum, top, log_sum - distances.mul_(part).sum(-1)))
+        # A score of -inf gives 0 times infinity, which counts as 0; where a score is no number,
+        # neither is log Z.
+        found.append((top + log_sum, top, log_sum - distances.mul_(part).nansum(-1)))
     log_z, tops, entropy = map(torch.cat, zip(*found))
     return log_z, tops, entropy

@@ -1,5 +1,7 @@
 """Log-probabilities, entropies, hits and weights of tokens equal those of the dense scores."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -162,6 +164,39 @@ def test_words_that_cannot_come_and_no_tokens_at_all():
     alone = blockwise_log_probs(contexts[:4], nothing, matrix, ignore_index=0).log_probs
     alone.sum().backward()
     assert not contexts.grad.any()
+
+
+def test_scores_that_are_no_numbers_have_no_measures():
+    """An infinite or undefined score of one word must not be left out of a sum."""
+    contexts, targets, matrix, bias = problem()
+    for value in (torch.nan, torch.inf):
+        with torch.no_grad():
+            bias[16] = value
+        _, found = measured_cross_entropy(contexts, targets, matrix, bias)
+        assert found.entropy.isnan().all() and found.log_probs.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measures_cost_three_passes_over_the_scores(dtype):
+    """Weights cost none, and neither does whether a target is right."""
+    contexts, targets, matrix, _ = problem(24, 300, 16, dtype)
+    others = ("split", "slice", "narrow", "as_strided", "detach", "alias", "new_empty")
+
+    def passes(compute, **options):
+        with torch.autograd.profiler.profile(record_shapes=True) as profile:
+            compute(contexts, targets, matrix, block_elements=12 * 300, **options)
+        touching = (
+            event.name
+            for event in profile.function_events
+            if [12, 300] in event.input_shapes and not event.name.endswith(others)
+        )
+        return Counter(touching)
+
+    alone = passes(blockwise_cross_entropy)
+    weights = {"weights": torch.ones(len(targets)), "by_probability": True}
+    assert passes(blockwise_cross_entropy, **weights) == alone and sum(alone.values()) > 4
+    further = passes(measured_cross_entropy) - alone
+    assert further == {f"aten::{name}": 2 for name in ("sub", "mul_", "nansum")}
 
 
 def test_no_pass_holds_tokens_times_words(monkeypatch):
