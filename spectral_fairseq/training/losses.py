@@ -408,10 +408,10 @@ def _shifted_right(model: Any, labels: Tensor) -> Tensor:
 
 
 class WatchedOutput:
-    """Stands for ``get_output_embeddings``, which TRL's fused forward pass calls.
+    """Stands for ``get_output_embeddings``, which the fused forward pass of TRL's trainers calls.
 
-    That pass multiplies by the output layer's weight and computes a cross entropy of its own: it
-    would leave out label smoothing, penalties and mixtures without a word.
+    That pass multiplies by the output layer's weight, and computes losses and measures of its own:
+    it would leave out label smoothing, penalties, mixtures and soft caps without a word.
 
     Args:
         model: whose method it is.
@@ -425,25 +425,34 @@ class WatchedOutput:
         """The output layer.
 
         Raises:
-            UnsupportedError: the caller computes another loss than this one in training.
+            UnsupportedError: the caller computes another loss than this one in training, or takes
+                the output layer for another one.
         """
         model: Any = self.model
-        caller = sys._getframe(1).f_locals
-        if caller.get("fused_lm_head") is True and torch.is_grad_enabled() and self._is_another():
-            raise UnsupportedError(
-                "compute_loss_func=fused_loss_(model, ...) in TRL's trainer, for a loss with label "
-                "smoothing, penalties or another output layer",
-                "a trainer that computes a cross entropy of its own from the output layer's weight",
-                "Pass the loss as compute_loss_func to SFTTrainer, or use Trainer.",
-            )
+        if sys._getframe(1).f_locals.get("fused_lm_head") is True:
+            self._check_known_to_trl()
         return type(model).get_output_embeddings(model)
 
-    def _is_another(self) -> bool:
+    def _check_known_to_trl(self) -> None:
         layer: Any = output_layer(self.model)
-        if not (isinstance(layer, KeepsHiddenStates) and layer.training):
-            return False
-        changed = isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__
-        return bool(changed or self.loss.has_terms or self.loss.label_smoothing)
+        if not isinstance(layer, KeepsHiddenStates):
+            return
+        if isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
+            raise UnsupportedError(
+                "an output layer whose scores are W h + b, for a trainer of TRL",
+                "a mixture or a soft cap, which is left out of all that the trainer computes from "
+                "the weight: losses, entropies and accuracies",
+                "Use Trainer.",
+            )
+        terms = self.loss.has_terms or self.loss.label_smoothing
+        if terms and layer.training and torch.is_grad_enabled():
+            raise UnsupportedError(
+                "compute_loss_func=fused_loss_(model, ...) in TRL's trainer, for a loss with label "
+                "smoothing, penalties or weights",
+                "a trainer that computes a loss of its own from the output layer's weight",
+                "Pass the loss as compute_loss_func to SFTTrainer, or use Trainer. A trainer with "
+                "another objective, such as GRPOTrainer, takes fused_loss_(model) without these.",
+            )
 
 
 def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:

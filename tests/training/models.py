@@ -105,6 +105,27 @@ def data():
     return rows
 
 
+def tokenizer(transformers):
+    """Of :data:`WORDS` words w0, w1, ..., for the trainers of TRL; w0 is the padding."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{index}": index for index in range(WORDS)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="w0", eos_token="w2"
+    )
+
+
+def prompts():
+    """The beginnings of :data:`TEXT` as text, for a GRPOTrainer."""
+    return [{"prompt": " ".join(f"w{word}" for word in row[:4])} for row in TEXT.tolist()]
+
+
+def rewards(completions, **_):
+    """Rewards that differ between completions."""
+    return [float(sum(int(word[1:]) for word in text.split()) % 7) for text in completions]
+
+
 def gradients(model):
     found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     model.zero_grad(set_to_none=True)  # before torch 2.0 the found gradients would become zero

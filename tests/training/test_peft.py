@@ -15,7 +15,18 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
-from tests.training.models import IDS, LABELS, build, gradients, same
+from tests.training.models import (
+    IDS,
+    LABELS,
+    TABLES,
+    build,
+    each_table,
+    gradients,
+    prompts,
+    rewards,
+    same,
+    tokenizer,
+)
 
 
 @pytest.fixture
@@ -167,13 +178,6 @@ def test_a_table_under_trainable_tokens_is_refused_by_its_cause(peft, transforme
 
 def _sft(transformers, folder, model, **options):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {f"w{index}": index for index in range(60)}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
-        pad_token="w0",
-        eos_token="w2",
-    )
     data = datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in IDS.repeat(4, 1)])
     arguments = trl.SFTConfig(
         str(folder),
@@ -189,8 +193,8 @@ def _sft(transformers, folder, model, **options):
         learning_rate=1e-2,
     )
     trainer = trl.SFTTrainer(
-        model, arguments, train_dataset=data, eval_dataset=data, processing_class=tokenizer,
-        **options,
+        model, arguments, train_dataset=data, eval_dataset=data,
+        processing_class=tokenizer(transformers), **options,
     )  # fmt: skip
     trainer.train()
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
@@ -217,7 +221,7 @@ def test_sft_of_trl(transformers, tmp_path):
             if table is None:
                 assert losses == pytest.approx(own, rel=1e-5)
                 assert other == pytest.approx(evaluated, rel=1e-5)
-    for options in ({"label_smoothing": 0.3}, {"z_loss": 0.1}, {"softcap": 0.1}):
+    for options in ({"label_smoothing": 0.3}, {"z_loss": 0.1}, {"by_probability": True}):
         with pytest.raises(UnsupportedError, match="compute_loss_func to SFTTrainer"):
             _trained(transformers, tmp_path, **options)
         losses, _ = _trained(transformers, tmp_path, as_function=True, **options)
@@ -227,6 +231,95 @@ def test_sft_of_trl(transformers, tmp_path):
     fused_loss_(model, penalty=penalty)
     with pytest.raises(UnsupportedError, match="compute_loss_func to SFTTrainer"):
         _sft(transformers, tmp_path, model)
+    # The entropy and the accuracy beside a right loss were those of another output layer.
+    for put_on in (lambda model: mixture_(model, 2), lambda model: fused_loss_(model, softcap=0.1)):
+        for as_function in (False, True):
+            model = build(transformers)
+            loss = put_on(model)
+            given = {"compute_loss_func": loss} if as_function else {}
+            with pytest.raises(UnsupportedError, match="mixture or a soft cap.*Use Trainer"):
+                _sft(transformers, tmp_path, model, **given)
+
+
+def _grpo(transformers, folder, model, log_probs=None):
+    """Losses, norms of gradients and entropies of a GRPOTrainer, with log-probabilities of a user.
+
+    Args:
+        transformers: the package.
+        folder: for its files.
+        model: that is trained.
+        log_probs: those and the entropies of the labels, from outputs; ``None`` for TRL's own.
+    """
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+
+    class Own(trl.GRPOTrainer):
+        def _get_per_token_logps_and_entropies(
+            self, model, input_ids, attention_mask, logits_to_keep, *args, **options
+        ):
+            if log_probs is None:
+                return super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *args, **options
+                )
+            labels = input_ids.masked_fill(attention_mask == 0, -100)
+            labels[:, :-logits_to_keep] = -100
+            outputs = model(input_ids=input_ids, attention_mask=attention_mask)
+            found = log_probs(outputs, labels)
+            return *(one[:, :-1][:, -logits_to_keep:] for one in found), None
+
+    arguments = trl.GRPOConfig(
+        str(folder), max_steps=4, report_to=[], use_cpu=True, bf16=False, save_strategy="no",
+        logging_steps=1, per_device_train_batch_size=4, num_generations=4, num_iterations=2,
+        max_completion_length=6, gradient_checkpointing=False, learning_rate=0.5, optim="sgd",
+        beta=0.0, seed=1, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Own(
+        model, rewards, arguments, train_dataset=datasets.Dataset.from_list(prompts()),
+        processing_class=tokenizer(transformers),
+    )  # fmt: skip
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == 4
+    assert any(log["clip_ratio/region_mean"] for log in logs)
+    return torch.tensor([[log[name] for name in NOTED] for log in logs])
+
+
+NOTED = ("loss", "grad_norm", "entropy")
+
+
+def _dense(outputs, labels):
+    log_p = outputs.logits[:, :-1].log_softmax(-1)
+    targets, counted = labels[:, 1:].clamp(min=0).unsqueeze(-1), labels[:, 1:].ne(-100)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    behind = torch.nn.functional.pad
+    return [
+        behind(one * counted, (0, 1)) for one in (log_p.gather(-1, targets).squeeze(-1), entropy)
+    ]
+
+
+@pytest.mark.slow
+@each_table
+def test_grpo_of_trl(transformers, tmp_path, table):
+    """Step by step the losses of dense logits, by TRL's own pass and by those of the fused loss."""
+
+    def made():
+        model = build(transformers)
+        TABLES[table](model)
+        return model
+
+    expected = _grpo(transformers, tmp_path, made(), _dense)
+    model = made()
+    loss = fused_loss_(model)
+    found = _grpo(
+        transformers, tmp_path, model, lambda outputs, labels: loss.log_probs(outputs, labels)[:2]
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    model = made()
+    fused_loss_(model)
+    torch.testing.assert_close(_grpo(transformers, tmp_path, model), expected, rtol=1e-5, atol=1e-6)
+    model = made()
+    fused_loss_(model, z_loss=0.1)
+    with pytest.raises(UnsupportedError, match="such as GRPOTrainer, takes"):
+        _grpo(transformers, tmp_path, model)
 
 
 def test_trainer_with_a_model_that_reads_its_targets(transformers, trainer):

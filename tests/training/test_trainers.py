@@ -24,7 +24,7 @@ from spectral_fairseq.training import (
 )
 from spectral_fairseq.training.callbacks import SpectralCallback
 from spectral_fairseq.training.tables import whole_weight
-from tests.training.models import TEXT, WORDS, build
+from tests.training.models import TEXT, build, prompts, rewards, tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 ROWS = [{"input_ids": row, "labels": row} for row in TEXT]
@@ -120,13 +120,6 @@ def sft(model, control, measure):
     import transformers
 
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {f"w{index}": index for index in range(WORDS)}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
-        pad_token="w0",
-        eos_token="w2",
-    )
     data = datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in TEXT])
     with tempfile.TemporaryDirectory() as folder:
         made = arguments(trl.SFTConfig, folder, bf16=False, gradient_checkpointing=False)
@@ -136,12 +129,33 @@ def sft(model, control, measure):
                 model,
                 made,
                 train_dataset=data,
-                processing_class=tokenizer,
+                processing_class=tokenizer(transformers),
                 callbacks=callbacks,
             )
         )
     assert "mean_token_accuracy" in names
     return names
+
+
+def grpo(model, control, measure):
+    import transformers
+
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    with tempfile.TemporaryDirectory() as folder:
+        made = arguments(
+            trl.GRPOConfig, folder, bf16=False, gradient_checkpointing=False, beta=0.0,
+            num_generations=4, max_completion_length=6,
+        )  # fmt: skip
+        return logged(
+            trl.GRPOTrainer(
+                model,
+                rewards,
+                made,
+                train_dataset=datasets.Dataset.from_list(prompts()),
+                processing_class=tokenizer(transformers),
+                callbacks=[SpectralCallback(control=control, measure_every=int(measure))],
+            )
+        )
 
 
 def lightning(model, control, measure):
@@ -176,6 +190,7 @@ TRAINERS = {
     "accelerate": accelerate,
     "`Trainer`": trainer,
     "`SFTTrainer` of TRL": sft,
+    "`GRPOTrainer` of TRL": grpo,
     "Lightning": lightning,
     "`DistributedDataParallel`": distributed,
     "`fully_shard`": sharded,
