@@ -11,13 +11,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from argparse import Namespace
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
 
+from spectral_fairseq.compat.commands import around_main
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import clashing_flags
 
@@ -87,24 +87,6 @@ def evaluate(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> A
 
 
 @wrapping
-def calling(
-    cfg: Any, main: Callable[..., Any], *args: Any, original: Callable[..., Any], **kwargs: Any
-) -> Any:
-    """Wrap ``call_main``, which runs ``main`` in this process or in workers that it starts."""
-    return original(cfg, partial(evaluate, main), *args, **kwargs)
-
-
-@wrapping
-def generating(cfg: Any, *, original: Callable[..., Any]) -> Any:
-    """Wrap ``main`` of ``fairseq-generate``, which alone is called without ``call_main``."""
-    if isinstance(cfg, Namespace):
-        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-        cfg = convert_namespace_to_omegaconf(cfg)
-    return evaluate(original, cfg)
-
-
-@wrapping
 def loading(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Wrap ``load_model_ensemble_and_task``, through which these commands load their models."""
     models, *others = original(*args, **kwargs)
@@ -139,14 +121,10 @@ def batching(
 
 def _install_bf16_evaluation() -> str:
     places = {
-        "fairseq.distributed.utils:call_main": calling,
-        "fairseq_cli.generate:main": generating,
+        **around_main(evaluate),
         "fairseq.checkpoint_utils:load_model_ensemble_and_task": loading,
         "fairseq.data.iterators:EpochBatchIterator.__init__": batching,
     }
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if getattr(spec, "name", "") == "fairseq_cli.generate":  # python -m fairseq_cli.generate
-        places["__main__:main"] = generating
     return replaces(places)()
 
 

@@ -2,12 +2,11 @@
 
     --float32-products {auto,fast,torch}    default: auto
 
-fairseq's ``call_main`` runs the ``main`` of every command, here or in workers that it starts. The
-products are chosen around ``main``, in the process that computes, and are put back as they were
-found when it ends: two trainings in one process do not disturb each other. A training keeps the
-choice in its checkpoints, and one that is resumed on the same kind of processor takes it from
-there. ``fairseq-hydra-train`` loads the plugin within ``call_main``, and has no such flag: its
-trainer chooses as ``auto`` does.
+The products are chosen around a command's ``main``, in the process that computes
+(:mod:`spectral_fairseq.compat.commands`), and are put back as they were found when it ends: two
+trainings in one process do not disturb each other. A training keeps the choice in its checkpoints,
+and one that is resumed on the same kind of processor takes it from there. ``fairseq-hydra-train``
+loads the plugin within ``call_main``, and has no such flag: its trainer chooses as ``auto`` does.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ import logging
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Callable, Optional
 
 import torch
 
 from spectral_fairseq.compat.bfloat16 import evaluates
+from spectral_fairseq.compat.commands import around_main
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.functional.float32_products import Products, choose_products, set_products
 from spectral_fairseq.functional.processor import processor
@@ -156,25 +156,20 @@ def run(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
         _RUNNING.reset(token)
 
 
-@wrapping
-def _calling(
-    cfg: Any, main: Callable[..., Any], *args: Any, original: Callable[..., Any], **kwargs: Any
-) -> Any:
-    """Wrap ``call_main``, which runs ``main`` in this process or in workers that it starts."""
-    return original(cfg, partial(run, main), *args, **kwargs)
+def _install() -> str:
+    places = {
+        "fairseq.options:add_dataset_args": _adding_flag,
+        "fairseq.dataclass.utils:override_module_args": _configuring,
+        **around_main(run),
+    }
+    return replaces(places)()
 
 
 CHOSEN_PRODUCTS = Patch(
     name="float32 products",
     reason="A CPU multiplies float32 matrices through oneDNN where that is faster and equally "
     "precise (--float32-products).",
-    install=replaces(
-        {
-            "fairseq.options:add_dataset_args": _adding_flag,
-            "fairseq.dataclass.utils:override_module_args": _configuring,
-            "fairseq.distributed.utils:call_main": _calling,
-        }
-    ),
+    install=_install,
 )
 
 

@@ -1,9 +1,11 @@
 """``--float32-products``, chosen around every command."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import options
 from fairseq.distributed import utils as distributed_utils
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -53,6 +55,20 @@ def test_translation_takes_the_flag(train, run_cli, tiny_translation_data):
     assert {key: text for key, (_, text) in plain.items()} == {
         key: text for key, (_, text) in fast.items()
     }
+
+
+@pytest.mark.parametrize("flag, fast", [("fast", True), ("torch", False)])
+def test_the_command_that_calls_its_main_itself_multiplies_as_it_is_told(monkeypatch, flag, fast):
+    seen, kept = [], []
+    generate = importlib.import_module("fairseq_cli.generate")
+    monkeypatch.setattr(products, "keep_freed_memory", lambda: kept.append(True))
+    parser = options.get_generation_parser()
+    arguments = ["data", "--task", "translation", "--path", "a.pt", "--cpu"]
+    args = options.parse_args_and_arch(parser, [*arguments, FLOAT32_PRODUCTS.flag, flag])
+    monkeypatch.setattr(generate, "_main", lambda cfg, _: seen.append(running().products.fast))
+    before = running().products
+    generate.main(args)
+    assert seen == [fast] and kept == [True] and running().products is before
 
 
 def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
