@@ -150,7 +150,8 @@ def section(name: str, study: Study, records: Records) -> str:
         parts += [other_tests_table(study, named)]
         parts += [cost_table(named)]
         if (IMAGES / f"evidence_{name}.png").exists():
-            parts += [f"![Validation loss of {name}](images/evidence_{name}.png)\n"]
+            picture, says = f"images/evidence_{name}.png", f"Validation loss of {name}"
+            parts += [f'<img src="{picture}" width="390" alt="{says}">\n']
     return "\n".join(part for part in parts if part)
 
 

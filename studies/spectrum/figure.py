@@ -34,7 +34,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(len(TASKS), 1, figsize=(6, 10), layout="constrained")
+    figure, panels = pyplot.subplots(len(TASKS), 1, figsize=(3.9, 8.6), layout="constrained")
     handles: Dict[str, Any] = {}
     for (task, of_task), axes in zip(TASKS.items(), panels):
         for row in rows:
@@ -52,12 +52,19 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_yticks([-0.1, 0, 0.05, 0.1, 0.2, 0.5, 1, 2], minor=False)
         axes.set_yticks([], minor=True)
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(title=of_task.title, ylabel="bits behind plain")
+        axes.set_title(of_task.title, fontsize=10)
+        axes.set_ylabel("bits behind plain ¹", fontsize=9)
+        axes.tick_params(labelsize=9)
         axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("σ_1 / RMS of the singular values")
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, fontsize=9)
+    panels[-1].set_xlabel(
+        "σ_1 / RMS of the singular values\n¹ of validation loss; logarithmic beyond ±0.05",
+        fontsize=9,
+    )
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=2, fontsize=8, columnspacing=1
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=200)
     pyplot.close(figure)
 
 
