@@ -100,6 +100,13 @@ def _measures(model: Any, is_first: bool) -> Dict[str, float]:
     return {f"table/{name}": value for name, value in training_measures(table).items()}
 
 
+def _loss_of(model: Any) -> Optional[TokenLoss]:
+    """The loss of this package that a model of transformers computes of its labels."""
+    function = None if model is None else getattr(without_wrappers(model), "loss_function", None)
+    loss = getattr(function, "loss", None)
+    return loss if isinstance(loss, TokenLoss) else None
+
+
 def _trainer_of(callback: Any) -> Any:
     """The trainer that calls this callback; Trainer hands its callbacks everything but itself."""
     frame: Any = sys._getframe(1)
@@ -254,10 +261,10 @@ class _InTrainer(_Shared):
         if not due:
             return
         measures = _measures(model, state.is_world_process_zero)
+        loss = self._loss(model)
+        measures.update({} if loss is None else loss.means(of_all_workers=True))
         if not state.is_world_process_zero:
             return
-        loss = self._loss(model)
-        measures.update({} if loss is None else loss.means())
         if control.should_log:  # Trainer logs the loss of this step next
             self._beside_loss = measures
         elif measures:
@@ -282,9 +289,7 @@ class _InTrainer(_Shared):
     def _loss(self, model: Any) -> Optional[TokenLoss]:
         """The loss of this package with which the model is trained, if it is one."""
         loss = getattr(self.trainer, "compute_loss_func", None)
-        if not isinstance(loss, TokenLoss) and model is not None:
-            loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
-        return loss if isinstance(loss, TokenLoss) else None
+        return loss if isinstance(loss, TokenLoss) else _loss_of(model)
 
 
 def _refuse_old_transformers(control: Optional[SpectrumControl]) -> None:
@@ -359,8 +364,10 @@ class _InLightning(_Shared):
         if due:
             model = _model_in(pl_module)
             table = model if self.control is None else joined(self.control.weight)
-            measures = _measures(table, trainer.is_global_zero and bool(trainer.loggers))
-            for logger in trainer.loggers if measures else ():
+            is_first = trainer.is_global_zero and bool(trainer.loggers)
+            measures, loss = _measures(table, is_first), _loss_of(model)
+            measures.update({} if loss is None else loss.means(of_all_workers=True))
+            for logger in trainer.loggers if is_first and measures else ():
                 logger.log_metrics(measures, step=self._steps)
 
     def state_dict(self) -> Dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding
+from spectral_fairseq.functional.table_control import has_workers
 
 
 def is_split(model: nn.Module) -> bool:
@@ -20,9 +21,14 @@ def is_split(model: nn.Module) -> bool:
 
 def is_first_worker() -> bool:
     """Whether this worker gets what is put together."""
-    distributed = torch.distributed
-    there = distributed.is_available() and distributed.is_initialized()
-    return not there or distributed.get_rank() == 0
+    return not has_workers() or torch.distributed.get_rank() == 0
+
+
+def added_over_workers(sums: Tensor) -> Tensor:
+    """The sum of a tensor over all workers, on each of them."""
+    if has_workers():
+        torch.distributed.all_reduce(sums)
+    return sums
 
 
 def joined(tensor: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from spectral_fairseq.functional.token_measures import TokenMeasures
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.control import TablePenalty
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.joining import added_over_workers
 from spectral_fairseq.training.modules import (
     LayerMixin,
     check_not_sharded,
@@ -158,7 +159,8 @@ class TokenLoss:
         self.mean_square: Optional[Tensor] = None
         self.by_probability, self.measures = by_probability, measures
         self.tokens: Optional[TokenMeasures] = None
-        self._targets: Optional[Tensor] = None  # of the latest batch
+        # Of the latest batch: name of a figure for logs -> its sum over targets, and their number.
+        self._sums: Dict[str, Tuple[Tensor, Tensor]] = {}
         if isinstance(penalty, TablePenalty):
             _take(penalty, model)
         self.penalty, self.model = penalty, model
@@ -247,14 +249,22 @@ class TokenLoss:
 
         return _shaped(self._of_operands(logits, compute), labels)
 
-    def means(self) -> Dict[str, float]:
-        """What the latest batch tells for logs: ``z_loss``, ``entropy`` and ``token_accuracy``."""
-        found = {} if self.mean_square is None else {"z_loss": float(self.mean_square)}
-        if self.tokens is not None and self._targets is not None:
-            count = max(1, int(self._targets.ne(self.ignore_index).sum()))
-            found["entropy"] = float(self.tokens.entropy.sum()) / count
-            found["token_accuracy"] = float(self.tokens.correct.sum()) / count
-        return found
+    def means(self, of_all_workers: bool = False) -> Dict[str, float]:
+        """What the latest batch tells for logs: ``z_loss``, ``entropy`` and ``token_accuracy``.
+
+        Args:
+            of_all_workers: whether the means are over the batches of all workers of
+                ``torch.distributed``, each of which then has to call this.
+        """
+        if not self._sums:
+            return {}
+        sums = torch.stack(
+            [torch.stack(one).float() for one in zip(*self._sums.values())]
+        )  # [2, n]
+        if of_all_workers:
+            sums = added_over_workers(sums)
+        means = sums[0] / sums[1].clamp(min=1)
+        return dict(zip(self._sums, means.tolist()))
 
     def _at_positions(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
         """Labels, or their weights, at the positions that predict them."""
@@ -306,7 +316,9 @@ class TokenLoss:
             self._check_used()
             loss, tokens = self._of_logits(logits, targets, weights)
         if tokens is not None:
-            self.tokens, self._targets = _shaped(tokens, labels), targets
+            self.tokens = _shaped(tokens, labels)
+            self._sums["entropy"] = tokens.entropy.sum(), counted
+            self._sums["token_accuracy"] = tokens.correct.sum(), counted
         total = counted if num_items_in_batch is None else num_items_in_batch
         total = torch.as_tensor(total, device=loss.device).clamp(min=1)
         share = counted.to(loss.device) / total
@@ -420,7 +432,9 @@ class TokenLoss:
     def _noted(self, losses: Losses, targets: Tensor) -> Tensor:
         """The loss; its (log Z)^2 are kept for logs."""
         if self.z_loss:
-            self.mean_square = losses.squares / targets.ne(self.ignore_index).sum().clamp(min=1)
+            counted = targets.ne(self.ignore_index).sum()
+            self.mean_square = losses.squares / counted.clamp(min=1)
+            self._sums["z_loss"] = losses.squares, counted
         return losses.loss
 
     def _of_logits(

@@ -147,6 +147,68 @@ def check_loss(model, found, expected, slopes, close=2e-5):
     same(gradients(model), slopes, close)
 
 
+def outputs_of_tokens(made, rows, total):
+    """What fused losses tell of the tokens of some rows of :data:`IDS`, and the gradients.
+
+    Args:
+        made: called with options of ``fused_loss_``, returns the model to be called, the one that
+            has the gradients, and the loss.
+        rows: a slice.
+        total: number of targets by which sums are divided.
+
+    Returns:
+        Of weighted losses, of those by probability, and of a function of log-probabilities: the
+        measures of each token, the means over all workers, the loss and the gradients.
+    """
+    ids, labels = IDS[rows], LABELS[rows]
+    numbers = torch.linspace(-1, 2, LABELS.numel()).view(LABELS.shape)[rows]
+    found = {}
+
+    def note(name, model, loss, value, tokens):
+        value.backward()
+        slopes = gradients(model)
+        found[name] = {
+            "tokens": [one.detach() for one in tokens],
+            "means": loss.means(of_all_workers=True),
+            "loss": value.detach() * total,
+            "gradients": {key: getattr(one, "full_tensor", lambda one=one: one)()
+                          for key, one in slopes.items()},
+        }  # fmt: skip
+
+    for name, options, given in (
+        ("weights", {"z_loss": 0.1}, {"weights": numbers}),
+        ("by probability", {"by_probability": True, "label_smoothing": 0.1}, {}),
+    ):
+        called, model, loss = made(measures=True, **options)
+        value = loss(called(ids), labels, total, **given)
+        note(name, model, loss, value, loss.tokens)
+    called, model, loss = made()
+    tokens = loss.log_probs(called(ids), labels)
+    surrogate = ((tokens.log_probs + 4).exp() * numbers).sum() / total
+    note("log-probabilities", model, loss, surrogate, tokens)
+    return found
+
+
+def same_outputs_of_tokens(workers, expected):
+    """Whether those of two workers with a row each are those of one process with both.
+
+    The gradients of each are the mean over workers, each of which counts half of the tokens.
+    """
+    for name, whole in expected.items():
+        first, second = (found[name] for found in workers)
+        for one, other, both in zip(first["tokens"], second["tokens"], whole["tokens"]):
+            together = torch.cat([one, other])
+            assert together.dtype == both.dtype and bool(both.any())
+            torch.testing.assert_close(together, both, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            first["loss"] + second["loss"], whole["loss"], rtol=1e-5, atol=1e-6
+        )
+        for found in (first, second):
+            assert found["means"] == pytest.approx(whole["means"], rel=1e-5)
+            same(found["gradients"], whole["gradients"])
+    assert set(expected["weights"]["means"]) == {"z_loss", "entropy", "token_accuracy"}
+
+
 class Straight(nn.Module):
     """A look-up and an output layer, for which no package beside torch is needed."""
 

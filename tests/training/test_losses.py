@@ -1,6 +1,7 @@
 """Losses from hidden states equal the models' own, token by token and step by step."""
 
 import copy
+import functools
 import inspect
 import math
 import pickle
@@ -36,7 +37,9 @@ from tests.training.models import (
     gradients,
     inputs,
     made,
+    outputs_of_tokens,
     same,
+    same_outputs_of_tokens,
 )
 from tests.workers import on_two_workers
 
@@ -115,7 +118,22 @@ def _gradients_of_a_half(rank, half):
         # DistributedDataParallel takes the mean over workers: each counts half of the tokens.
         loss(wrapped(IDS[half[rank]]), LABELS[half[rank]], TARGETS / 2).backward()
         found[table] = gradients(model)
+        found[table, "tokens"] = outputs_of_tokens(
+            functools.partial(_told, table, nn.parallel.DistributedDataParallel),
+            half[rank],
+            TARGETS / 2,
+        )
     return found
+
+
+def _told(table, wrap=lambda model: model, **options):
+    """A model with a table, as it is called and as it is, and its loss; some targets are right."""
+    model = Scores(_unchanged, True)
+    with torch.no_grad():
+        model.embed.weight[IDS[:, :-1]] += 2 * model.lm_head.weight[IDS[:, 1:]]
+    TABLES[table](model)
+    loss = fused_loss_(model, shift=True, **options)
+    return wrap(model), model, loss
 
 
 TARGETS = int(LABELS.ne(-100).sum())
@@ -142,6 +160,8 @@ def test_two_workers_have_the_gradients_of_one_with_the_joint_batch(tmp_path):
         expected = gradients(model)
         for found in workers:
             same(found[table], expected)
+        whole = outputs_of_tokens(functools.partial(_told, table), slice(None), TARGETS)
+        same_outputs_of_tokens([found[table, "tokens"] for found in workers], whole)
 
 
 class Scores(nn.Module):

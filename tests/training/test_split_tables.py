@@ -1,5 +1,7 @@
 """Tables that are split over devices: right where a worker holds them whole, refused elsewhere."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -20,10 +22,21 @@ from spectral_fairseq.training import (
     weight_norm_,
 )
 from spectral_fairseq.training.tables import whole_weight
-from tests.training.models import DIM, IDS, TABLES, WORDS, Straight, build
+from tests.training.models import (
+    DIM,
+    IDS,
+    LABELS,
+    TABLES,
+    WORDS,
+    Straight,
+    build,
+    outputs_of_tokens,
+    same_outputs_of_tokens,
+)
 from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
+COUNT = int(LABELS.ne(-100).sum())
 METHODS = {**TABLES, "mixture": lambda model: mixture_(model, 2, shift=True)}
 needs_fully_shard = pytest.mark.skipif(
     not hasattr(fsdp, "fully_shard") or not hasattr(torch.cpu.Stream, "record_event"),
@@ -129,6 +142,19 @@ def trained(method, shard=None, ids=IDS, total=None):
     return {name: whole(one.grad) for name, one in model.named_parameters()}
 
 
+def told(table, shard=None, **options):
+    """A model with a table, which is split if asked to, and its loss; some targets are right."""
+    torch.manual_seed(0)
+    model = Straight()
+    with torch.no_grad():
+        model.embed.weight[IDS[:, :-1]] += 2 * model.lm_head.weight[IDS[:, 1:]]
+    TABLES[table](model)
+    loss = fused_loss_(model, shift=True, **options)
+    if shard is not None:
+        fsdp.fully_shard(model, **shard)
+    return model, model, loss
+
+
 def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -193,6 +219,10 @@ def _one_worker(rank):
         name: message(lambda name=name: trained(name, {"reshard_after_forward": True}, half))
         for name in METHODS
     }
+    for table in TABLES:
+        found[table, "tokens"] = outputs_of_tokens(
+            functools.partial(told, table, {}), slice(rank, rank + 1), COUNT / 2
+        )
     given = {
         "model": lambda m: m,
         "layer": lambda m: m.lm_head,
@@ -301,7 +331,11 @@ def test_hidden_states_show_their_tensors():
 @pytest.mark.slow
 def test_fully_shard_of_the_root_after_the_methods(tmp_path):
     """The root keeps its parameters whole until the backward pass, so the loss sees the table."""
-    for gradients, split in on_two_workers(_one_worker, tmp_path):
+    workers = on_two_workers(_one_worker, tmp_path)
+    for table in TABLES:
+        expected = outputs_of_tokens(functools.partial(told, table), slice(None), COUNT)
+        same_outputs_of_tokens([found[table, "tokens"] for found, _ in workers], expected)
+    for gradients, split in workers:
         for method in METHODS:
             for name, expected in trained(method).items():
                 torch.testing.assert_close(

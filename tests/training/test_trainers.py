@@ -288,6 +288,16 @@ def test_the_table_of_trainers_is_what_happened(transformers, name):
     assert row == line([name, *(cell(transformers, name, feature) for feature in FEATURES)])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [trainer, lightning])
+def test_measures_of_tokens_stand_beside_those_of_the_table(transformers, train):
+    """Lightning's loggers had those of the table alone."""
+    model = build(transformers)
+    fused_loss_(model, measures=True, z_loss=1e-4)
+    names = {"z_loss", "entropy", "token_accuracy", "table/mean_cosine"}
+    assert names <= train(model, None, True)
+
+
 def main():
     """Print the table."""
     import transformers
