@@ -79,7 +79,7 @@ def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], fol
     matplotlib.rcParams["svg.hashsalt"] = "spectra"  # the same figures give the same file
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), constrained_layout=True)
+    figure, axes = pyplot.subplots(figsize=(3.9, 3.2), constrained_layout=True)
     for recipe, figures in results.items():
         sigma = torch.tensor(figures["singular_values"])
         k = range(1, len(sigma) + 1)
@@ -100,16 +100,17 @@ def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], fol
             label="prior of spectrum control",
             zorder=3,
         )
-    axes.set_xlabel("k, from the largest singular value to the smallest")
-    axes.set_ylabel(r"$\sigma_k\,/\,\sigma_1$")
-    axes.set_title("Singular values of the embedding table after training", fontsize=11)
+    axes.set_xlabel("k, from the largest singular value on", fontsize=9)
+    axes.set_ylabel(r"$\sigma_k\,/\,\sigma_1$", fontsize=9)
+    axes.set_title("Embedding table after training", fontsize=10)
+    axes.tick_params(labelsize=9)
     axes.set_xlim(1, max(len(figures["singular_values"]) for figures in results.values()))
     axes.set_ylim(0, 1.05)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.7))
     for suffix in ("png", "svg"):
         # Without a date the same figures give the same file.
         metadata = {"Date": None} if suffix == "svg" else None
