@@ -79,10 +79,6 @@ def without_a_processor():
     return sum("processor" not in one["versions"] for one in records())
 
 
-def words_of(*pages):
-    return sum(len((ROOT / page).read_text("utf-8").split()) for page in pages)
-
-
 def passing_tests_of_fairseq():
     """What the table of compatibility.md has, which is written from a record."""
     rows = re.findall(
@@ -176,3 +172,7 @@ def test_a_difference_on_the_page_is_that_of_the_records(before, study, method, 
 def test_the_missing_commits_are_named():
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     assert f"({', '.join(missing_commits())})" in page
+
+
+def test_the_readme_has_at_most_700_words():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 700

@@ -100,7 +100,7 @@ def test_naive_forms_and_numpy():
     )
 
 
-def test_every_measure_has_its_reason_in_the_documents():
+def test_every_measure_is_in_the_documents():
     page = Path(__file__).parents[2] / "docs" / "measures.md"
     if not page.exists():
         pytest.skip("the documents are not beside these tests")
