@@ -30,7 +30,7 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.functional.table_control import apply_change_
-from spectral_fairseq.plugin.control_trainer import renew_factors
+from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.find import find_svd_tables
 from spectral_fairseq.plugin.objective import Inputs
 

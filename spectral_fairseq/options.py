@@ -154,9 +154,6 @@ def weight_option(name: str, help: str) -> Option:
     return Option(name, 0.0, help, at_least=0)
 
 
-# Options in tuples: of tables, heads, penalties and likelihoods.
-
-
 def read_options(options: Iterable[Option], cfg: Any) -> SimpleNamespace:
     """The checked values of options in a configuration, by the names of their fields.
 

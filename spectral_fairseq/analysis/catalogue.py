@@ -14,10 +14,10 @@ from torch import Tensor
 
 from spectral_fairseq.analysis.table_facts import GROUPS as FREQUENCIES
 from spectral_fairseq.analysis.table_facts import TableFacts
+from spectral_fairseq.functional.correlation import pearson, slope
 from spectral_fairseq.functional.isoscore import isoscore_of_variances
 from spectral_fairseq.functional.random_spectrum import random_mean_share
 from spectral_fairseq.functional.ranks import effective_rank, stable_rank
-from spectral_fairseq.functional.rows import pearson, slope
 
 # The cosine of random rows is zero only up to chance and rounding, so no more of it is shown.
 COSINE_PLACES = 4

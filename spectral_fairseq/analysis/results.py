@@ -15,7 +15,7 @@ import torch
 from spectral_fairseq.analysis.choice import choice_in_words
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
-from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.formats.counts import Counts, read_counts, with_counts
@@ -149,9 +149,9 @@ def _table_hash(opened: Stored, table: StoredTable, progress: StepCallback, veri
         progress.begin("hash", len(table.weight))
         return tensor_sha256(table.weight, progress.advance)
     if verify:
-        entries = reading.entries(file)
-        reading.check_archive_sizes(entries, file)
-        reading.check_sums(entries, file)
+        entries = archive.entries(file)
+        archive.check_archive_sizes(entries, file)
+        archive.check_sums(entries, file)
     progress.begin("hash", os.path.getsize(file))
     return sha256(file, progress.advance)
 

@@ -19,6 +19,7 @@ from spectral_fairseq.functional.cosines import (
     mean_cosines,
     positive_share,
 )
+from spectral_fairseq.functional.gram import table_gram
 from spectral_fairseq.functional.isoscore import covariance_from_gram
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
@@ -30,9 +31,9 @@ from spectral_fairseq.functional.isotropy import (
 from spectral_fairseq.functional.random_spectrum import random_spectrum, upper_edge
 from spectral_fairseq.functional.row_blocks import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.row_norms import row_lengths, rows_from
-from spectral_fairseq.functional.rows import untrained_rows
-from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
+from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff
 from spectral_fairseq.functional.spectrum_penalty import Prior
+from spectral_fairseq.functional.untrained_rows import untrained_rows
 from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
 
 COSINE_BINS = 100
@@ -291,7 +292,7 @@ class TableFacts:
 
     @cached_property
     def untrained(self) -> Tensor:
-        """Rows of ``weight`` that look never trained, ascending; ``rows.py`` says how."""
+        """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
 
     @cached_property

@@ -1,9 +1,14 @@
-"""Change the tables of stored models, which are not built: collapse and average them."""
+"""Average several checkpoints: the embedding tables themselves, not their factors.
+
+U, sigma and V are determined only together. The average of two U times the average of two sigma
+is not the average of the two tables, and it changes with rotations of U and V that leave the
+tables as they are.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Mapping, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor
@@ -15,71 +20,15 @@ from spectral_fairseq.embeddings.entries import (
     dense_form,
     entries_by_module,
     factored_kind,
-    same_table,
     stored_form,
 )
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
-    NoEquivalentError,
     check_enough,
     listed,
 )
 from spectral_fairseq.functional.row_blocks import check_finite
-
-# What plain fairseq itself stores for a table and for an output layer.
-PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))
-
-
-def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """Replace every factored table by one matrix under plain fairseq's name.
-
-    Returns:
-        A new mapping. Collapsed tables are float32 even if ``model`` is float16: rounding the
-        product once more would change the logits. Tables that are shared stay shared, and all
-        other tensors stay as they are.
-
-    Raises:
-        UnsupportedError: an embedding or output layer stored in a way that plain fairseq does
-            not have.
-    """
-    collapsed: Dict[str, Tensor] = {}
-    products: List[Tuple[Mapping[str, Tensor], Tensor]] = []
-    for name, entries in entries_by_module(model).items():
-        kind = factored_kind(entries)
-        if kind is None:
-            for entry, tensor in entries.items():
-                collapsed[f"{name}.{entry}" if name else entry] = tensor
-            continue
-        # fairseq copies a shared table once for each of its names when it trains on a GPU.
-        product = next((dense for other, dense in products if same_table(entries, other)), None)
-        if product is None:
-            product = dense_form(kind, entries).float().contiguous()
-            products.append((entries, product))
-        collapsed[f"{name.removesuffix('.table')}.weight"] = product  # as a head holds it
-    unknown = _not_plain(collapsed)
-    if unknown:
-        wanted = "embeddings and output layers that equal one matrix each"
-        raise NoEquivalentError(wanted, f"the entries {', '.join(unknown)}")
-    return collapsed
-
-
-def _not_plain(model: Mapping[str, Tensor]) -> List[str]:
-    places = ("embed_tokens", "output_projection")
-    return [
-        f"{module}.{entry}"
-        for module, entries in entries_by_module(model).items()
-        if any(place in module.split(".") for place in places)
-        and frozenset(entries) not in PLAIN_ENTRIES
-        for entry in entries
-    ]
-
-
-# Average several checkpoints: the embedding tables themselves, not their factors.
-#
-# U, sigma and V are determined only together. The average of two U times the average of two sigma
-# is not the average of the two tables, and it changes with rotations of U and V that leave the
-# tables as they are.
 
 
 def with_tensors(checkpoint: Dict[str, Any], changed: Mapping[str, Tensor]) -> Dict[str, Any]:

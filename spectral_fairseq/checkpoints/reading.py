@@ -19,7 +19,6 @@ process; fairseq and this package replace checkpoints by renaming, which leaves 
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -34,130 +33,28 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
-from spectral_fairseq.checkpoints.allowed import STAND_INS, allowed_globals
-from spectral_fairseq.checkpoints.saved import OF_DISTRIBUTED, checkpoint_file
+from spectral_fairseq.checkpoints.allowed import allowed_globals
+from spectral_fairseq.checkpoints.archive import (
+    ANOTHER,
+    check_archive_sizes,
+    check_one_archive,
+    check_sums,
+    entries,
+)
+from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings
+from spectral_fairseq.checkpoints.stand_ins import STAND_INS
 from spectral_fairseq.checkpoints.tensors import check_model, check_shared_tables
 from spectral_fairseq.errors import (
-    COPY_AGAIN,
     CheckpointError,
     DamagedError,
     ForbiddenError,
     NotFairseqError,
     UntrustedError,
-    check_type,
     first_line,
     listed,
 )
 from spectral_fairseq.provenance import torch_release
-
-# A checkpoint's zip archive: whether its sizes can be true, and its bytes are those written.
-
-
-# Weights hardly shrink when they are compressed; a longer file than this is a trap.
-MAX_INFLATION = 20
-_ANOTHER = (
-    f"{COPY_AGAIN} Another one of the same run may do: checkpoint_best.pt, checkpoint_last.pt or "
-    "one of an earlier epoch."
-)
-# What zipfile raises for entries that cannot be read, besides saying that they are bad.
-_DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
-
-
-def entries(file: Path) -> List[zipfile.ZipInfo]:
-    """The entries of a zip archive; none if the file is of torch's older format.
-
-    Raises:
-        zipfile.BadZipFile: the archive is damaged.
-    """
-    if not zipfile.is_zipfile(file):
-        return []
-    with zipfile.ZipFile(file) as archive:
-        return archive.infolist()
-
-
-def check_archive_sizes(members: List[zipfile.ZipInfo], file: Path) -> int:
-    """Refuse an archive that would become much larger than its file.
-
-    Returns:
-        The bytes that the checkpoint's tensors can have in all.
-
-    Raises:
-        CheckpointError: the entries declare more bytes than such a file can hold.
-    """
-    size = os.path.getsize(file)
-    if not members:
-        return size
-    packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    declared = sum(member.file_size for member in members)
-    if declared > size * (MAX_INFLATION if packed else 1):
-        raise UntrustedError(
-            f"entries that fit into the {size:,} bytes of {file}",
-            f"a zip archive that declares {declared:,} bytes; fairseq compresses no checkpoint",
-        )
-    return declared
-
-
-def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
-    """Refuse a zip archive of which programs read different parts, or that holds no checkpoint.
-
-    Raises:
-        CheckpointError: it does not begin at the first byte, as where several archives follow each
-            other in one file; it has two entries of one name; or torch.save did not write it.
-    """
-    if not members:
-        return
-    check_names(members, file)
-    in_front = min(member.header_offset for member in members)
-    if in_front > 0 or file.suffix == ".distcp":
-        raise CheckpointError(
-            f"a whole checkpoint, one archive of torch.save, in {file}",
-            "several archives, or other bytes in front of one" if in_front else "a part of one",
-            OF_DISTRIBUTED,
-        )
-    names = [member.filename for member in members]
-    if not any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
-        raise CheckpointError(
-            f"an archive of torch.save, which has an entry data.pkl, in {file}",
-            f"a zip archive of {len(names)} other entries: {listed([n[:60] for n in names])}",
-            "Unpack it, and name the file in it.",
-        )
-
-
-def check_names(members: List[zipfile.ZipInfo], file: Path) -> None:
-    """Refuse an archive with several entries of one name, of which each program takes another."""
-    names = [member.filename for member in members]
-    if len({*names}) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UntrustedError(
-            f"one entry of each name in the archive {file}",
-            f"{names.count(twice)} of the name {twice[:80]!r}",
-        )
-
-
-def check_sums(members: List[zipfile.ZipInfo], file: Path) -> None:
-    """Compare the bytes of an archive with its checksums, which torch does not do.
-
-    The whole file is read once, at about the speed of its disk.
-
-    Raises:
-        CheckpointError: an entry is not what was written.
-    """
-    if not members:
-        return
-    with zipfile.ZipFile(file) as archive:
-        try:
-            damaged = archive.testzip()
-            what = f"other bytes in its entry {damaged!r} than were written, by their checksum"
-        except _DAMAGES as error:
-            damaged = what = f"{type(error).__name__}: {error}"
-    if damaged is not None:
-        raise DamagedError(
-            f"an intact checkpoint in {file}",
-            what,
-            f"{_ANOTHER} If torch was told to write no checksums, see `verify`.",
-        )
-
 
 _TORCH_REBUILDERS = (
     "_rebuild_tensor",
@@ -307,7 +204,7 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
     return DamagedError(
         f"an intact checkpoint in {path}",
         f"a file of {os.path.getsize(path):,} bytes that cannot be read{cause}",
-        _ANOTHER,
+        ANOTHER,
     )
 
 
@@ -440,29 +337,3 @@ def _restricted_pickle() -> Any:
     restricted.Unpickler = Unpickler
     restricted.load = load
     return restricted
-
-
-# JSON files that stand beside a model.
-
-
-def read_json(path: Path, kind: str) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        DataError: it cannot be read, or is not JSON.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{kind} in {path}", first_line(error)) from error
-
-
-def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
-    """The same for a file that holds an object.
-
-    Raises:
-        DataError: also if it holds anything else.
-    """
-    value = read_json(path, kind)
-    check_type(value, dict, f"{kind} in {path}", COPY_AGAIN, DamagedError)
-    return value

@@ -200,7 +200,7 @@ def _dictionaries(
     args: argparse.Namespace, checkpoint: Dict[str, Any]
 ) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
     """Dictionaries of source and target, and their languages; None for a language model."""
-    from spectral_fairseq.checkpoints.averages import collapse_tables
+    from spectral_fairseq.checkpoints.collapse import collapse_tables
     from spectral_fairseq.checkpoints.dictionary import (
         dictionary_files,
         find_dictionary,

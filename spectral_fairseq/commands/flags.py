@@ -55,7 +55,7 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
     from spectral_fairseq.plugin.muon import MuonConfig
     from spectral_fairseq.plugin.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
     from spectral_fairseq.plugin.products import CommandOptions
-    from spectral_fairseq.plugin.registry import SpectralOptions
+    from spectral_fairseq.plugin.table_and_head import SpectralOptions
     from spectral_fairseq.plugin.task import StatefulLanguageModelingConfig
     from spectral_fairseq.plugin.transformer_xl import TransformerXLConfig
 

@@ -14,22 +14,20 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 
+from spectral_fairseq.commands.lm_grids import Axes, cache_axes, dynamic_axes
 from spectral_fairseq.commands.lm_options import (
     VALIDATION,
-    CacheOptions,
     DynamicOptions,
     EvaluationOptions,
-    TuneOptions,
 )
 from spectral_fairseq.commands.models import (
     EVAL_LM,
     LanguageModel,
     load_language_model,
     open_corpus,
-    parse_overrides,
 )
+from spectral_fairseq.commands.overrides import parse_overrides
 from spectral_fairseq.errors import (
-    ConfigurationError,
     UnsupportedError,
     check_enough,
     idle_flag,
@@ -47,13 +45,8 @@ from spectral_fairseq.lm.dynamic_evaluation import (
 )
 from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
 from spectral_fairseq.lm.grid_search import (
-    CACHE_THETAS,
-    CACHE_WEIGHTS,
-    DYNAMIC_DECAYS,
-    DYNAMIC_RATES,
     DYNAMIC_SEGMENT,
     GridSearch,
-    check_dynamic_grid,
     search_cache,
     search_dynamic,
 )
@@ -85,52 +78,6 @@ def choose_layout(loaded: LanguageModel, options: EvaluationOptions) -> StreamLa
 def reader_for(loaded: LanguageModel, layout: StreamLayout) -> StreamReader:
     """What cuts a corpus for this model."""
     return StreamReader(loaded.model, loaded.padding, loaded.start, layout.streams, layout.segment)
-
-
-# The grids searched on the validation split.
-
-
-Axes = Dict[str, List[float]]
-"""Name of a number that is searched -> the values tried, ascending."""
-
-
-def cache_axes(cache: CacheOptions, tune: TuneOptions) -> Axes:
-    """The grid of the cache: the values given, or those around the published ones."""
-    return {
-        "theta": _axis(tune.cache_thetas, cache.theta, CACHE_THETAS),
-        "lambda": _axis(tune.cache_weights, cache.weight, CACHE_WEIGHTS),
-    }
-
-
-def _axis(
-    grid: Optional[Sequence[float]], value: Optional[float], usual: Sequence[float]
-) -> List[float]:
-    """The grid that the user gave, the one value that the user gave, or the usual grid."""
-    if grid is None:
-        grid = usual if value is None else [value]
-    return sorted(grid)
-
-
-def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
-    """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment."""
-    scale = segment / DYNAMIC_SEGMENT
-    ranges = {
-        "rate": (tune.dynamic_rates, dynamic.rate),
-        "decay": (tune.dynamic_decays, dynamic.decay),
-    }
-    if dynamic.units != "mean" and (None, None) in ranges.values():
-        raise ConfigurationError(
-            "--tune-dynamic-rate and --tune-dynamic-decay beside --dynamic-units sum",
-            "one of them missing",
-            "Give both: the default grid is in units of means.",
-        )
-    usual = {"rate": DYNAMIC_RATES, "decay": DYNAMIC_DECAYS}
-    axes = {name: _axis(*ranges[name], [scale * value for value in usual[name]]) for name in ranges}
-    check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
-    return axes
-
-
-# The JSON document of an evaluation, in which each figure carries its signature.
 
 
 SCHEMA = "spectral-fairseq/evaluate-lm/1"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,8 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.settings import checkpoint_settings, each_setting
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.commands.overrides import check_overrides
 from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import (
     CheckpointError,
@@ -31,37 +30,9 @@ from spectral_fairseq.errors import (
     check_type,
     first_line,
     listed,
-    misspelt,
 )
 from spectral_fairseq.files import check_file
 from spectral_fairseq.provenance import sha256
-
-# ``--model-overrides``: settings that replace those with which a checkpoint was trained.
-
-
-def parse_overrides(text: str) -> Dict[str, Any]:
-    """The dictionary that the flag's value spells, as in fairseq's own commands."""
-    try:
-        overrides = ast.literal_eval(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        overrides = None
-    if not isinstance(overrides, dict) or not all(isinstance(name, str) for name in overrides):
-        raise misspelt("--model-overrides to be a dictionary such as \"{'mem_len': 640}\"", text)
-    return overrides
-
-
-def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Refuse overrides of settings that a checkpoint does not have; fairseq would ignore them."""
-    nodes = {name: checkpoint.get(name) for name in ("args", "cfg")}
-    known = {str(name) for _, name, _ in each_setting(nodes, "the checkpoint")}
-    for name in overrides:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=3)
-            raise ConfigurationError(
-                "--model-overrides of settings that the checkpoint has",
-                f"{name!r}, which it has not",
-                f"Did you mean {' or '.join(near)}?" if near else "Correct or drop it.",
-            )
 
 
 @dataclass

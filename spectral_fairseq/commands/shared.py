@@ -96,7 +96,7 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     """Write a checkpoint: ``out`` is the old file or the whole new one."""
     import torch
 
-    from spectral_fairseq.checkpoints.allowed import pickle_by_name
+    from spectral_fairseq.checkpoints.stand_ins import pickle_by_name
 
     with naming_full_disk(out), replacing(out) as partial:
         torch.save(checkpoint, partial, pickle_module=pickle_by_name())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
     explain_failure,
@@ -35,9 +35,9 @@ def explain(
     try:
         if os.path.exists(path):  # else a remote path, or an error of fairseq's own
             file = checkpoint_file(path)
-            members = reading.entries(file)
-            reading.check_archive_sizes(members, file)
-            reading.check_one_archive(members, file)
+            members = archive.entries(file)
+            archive.check_archive_sizes(members, file)
+            archive.check_one_archive(members, file)
         state = original(path, *args, **kwargs)
     except (SpectralFairseqError, FileNotFoundError, PermissionError):
         raise

@@ -17,7 +17,7 @@ import types
 from importlib.abc import MetaPathFinder
 from typing import Any, Iterator, Optional, Sequence
 
-from spectral_fairseq.checkpoints.settings import literal
+from spectral_fairseq.checkpoints.literals import literal
 from spectral_fairseq.compat.patching import Patch
 from spectral_fairseq.errors import (
     ConfigurationError,

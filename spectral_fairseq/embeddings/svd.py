@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
+from spectral_fairseq.functional.gram import gram, table_gram
 from spectral_fairseq.functional.orthogonality_penalty import (
     frobenius_defect,
     identity_residual,
@@ -29,7 +30,6 @@ from spectral_fairseq.functional.orthogonality_penalty import (
 from spectral_fairseq.functional.precision import full_float32
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
-from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior, check_rank
 from spectral_fairseq.options import Option
 

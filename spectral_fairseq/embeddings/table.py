@@ -1,9 +1,10 @@
 """The base class of embedding tables, and what each kind of table declares.
 
 Flags: ``--embedding-type`` plain, ``--embedding-tables`` output.
-In order: ``plugin/registry.py: table_kind``, ``Table.build``, ``Table.operands``.
+In order: ``plugin/table_and_head.py: table_kind``, ``Table.build``, ``Table.operands``.
 """
 
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
 import numbers
 from typing import (
     Any,
@@ -24,15 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
+from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, check_finite
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.options import Option
-
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
-
 
 # The square of the share of a matrix by which a table may differ from it and be called equal.
 _AS_FAR = 1e-10

@@ -10,7 +10,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 from torch import Tensor
 
-from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
 from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
 from spectral_fairseq.formats.state_dicts import tensor_of
@@ -62,9 +62,9 @@ def _archive(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         CheckpointError: damaged, or with arrays that its members cannot hold.
     """
     try:
-        members = reading.entries(path)
-        reading.check_archive_sizes(members, path)
-        reading.check_names(members, path)
+        members = archive.entries(path)
+        archive.check_archive_sizes(members, path)
+        archive.check_names(members, path)
         with zipfile.ZipFile(path) as opened:
             arrays = {
                 info.filename.removesuffix(".npy"): _member(opened, info)

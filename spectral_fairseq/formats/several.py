@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.reading import read_json_object
+from spectral_fairseq.checkpoints.json_files import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
 from spectral_fairseq.formats.parts import check_no_part
 from spectral_fairseq.formats.stored import Stored, Unread

@@ -36,7 +36,7 @@ from spectral_fairseq.checkpoints.dictionary import (
     other_rows,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.reading import read_json
+from spectral_fairseq.checkpoints.json_files import read_json
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,

@@ -1,4 +1,39 @@
-"""Scores of a block of tokens, their softmax, and the dtypes in which both are computed."""
+"""A batch by blocks of tokens: what the losses that never hold tokens x N scores have in common.
+
+In order: ``without_ignored`` leaves out the tokens whose target is padding, ``token_blocks`` cuts
+the others, ``BlockScores`` computes the scores of a block and their softmax, and ``GradientSums``
+adds up what follows for contexts, table and bias.
+
+Note [Few shapes]
+-----------------
+oneDNN prepares every new shape of a product and caches what it prepared, for a thousand shapes
+and more. Batches differ in their number of tokens, and so would the last block of each batch:
+training would meet new shapes for hundreds of updates, and the cached data would lie scattered
+over the heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py``
+shows it: without a limit on the number of shapes a process grows by gigabytes. The last block is
+therefore filled up with copies of its last row until its size is one of four in an octave: 1, 2,
+.. 7, 8, 10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on
+average, and contribute zero to the loss and to every gradient. Rows of zeros would not do: their
+scores are the bias alone, and a word whose bias is minus infinity would be the target of some.
+
+Note [Gradients in the forward pass]
+------------------------------------
+The loss is a scalar, so the gradient of a block's scores is known as soon as its scores are, up
+to the one factor that arrives from above. Each block is multiplied out to the gradients of
+contexts, table and bias at once and then discarded. This takes three matrix products for each
+block, where recomputation in the backward pass would need four. What is kept between the passes
+has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
+of the parameters only after the factor from above is applied: under loss scaling that factor
+keeps float16 gradients from vanishing.
+
+Note [Half precision]
+---------------------
+The gradients of a block's scores are rounded to the dtype of the products. In float16 numbers
+below 6e-8 would vanish, and most probabilities are smaller. Where products of float16 have float32
+results (``products.py``), the gradients are between -1 and 1, and are multiplied by 2^15
+first, the largest power of two in the range of float16; the products are divided by it. What is
+below 2e-12 vanishes.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +53,48 @@ from spectral_fairseq.functional.products import (
 )
 from spectral_fairseq.functional.token_measures import measured_softmax_, rows_in_cache
 
-# Cutting the tokens of a batch into blocks that have few different sizes.
-#
-# Note [Few shapes]
-# -----------------
-# oneDNN prepares every new shape of a product and caches what it prepared, for a thousand shapes
-# and more. Batches differ in their number of tokens, and so would the last block of each batch:
-# training would meet new shapes for hundreds of updates, and the cached data would lie scattered
-# over the heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py``
-# shows it: without a limit on the number of shapes a process grows by gigabytes. The last block is
-# therefore filled up with copies of its last row until its size is one of four in an octave: 1, 2,
-# .. 7, 8, 10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on
-# average, and contribute zero to the loss and to every gradient. Rows of zeros would not do: their
-# scores are the bias alone, and a word whose bias is minus infinity would be the target of some.
+
+class _DistinctRows(torch.autograd.Function):
+    """Rows of a tensor, each at most once, so that their gradients are copied and not added."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = values.shape
+        return values.index_select(0, rows)
+
+    @staticmethod
+    @differentiable_once("without_ignored")
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).index_copy_(0, rows, grad), None
+
+
+def kept_rows(ignore_index: Optional[int], targets: Tensor) -> Optional[Tensor]:
+    """Indices of the targets, shape (T,), that are not ignored; ``None`` for all of them.
+
+    To find them is the one point at which a loss has to wait for a GPU: their number is the shape
+    of all that follows. A boolean mask would search, and wait, once for each tensor and again for
+    its gradient.
+    """
+    if ignore_index is None:
+        return None
+    return targets.ne(ignore_index).nonzero().squeeze(1)
+
+
+def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
+    """Return the targets that count, and the rows of ``values`` that belong to them.
+
+    Args:
+        ignore_index: target whose tokens are left out; ``None`` leaves out none.
+        targets: shape (T,).
+        values: tensors of shape (T, *), differentiable once, or ``None``, which stays ``None``.
+    """
+    kept = kept_rows(ignore_index, targets)
+    if kept is None:
+        return (targets, *values)
+    rows = (None if each is None else _DistinctRows.apply(each, kept) for each in values)
+    return (targets[kept], *rows)
 
 
 # Number of scores held at a time: 16 MiB of float32. Adding the share of a block to the gradient of
@@ -327,28 +391,6 @@ def softmax_and_targets_(
     return log_z, target_scores
 
 
-# Gradients of contexts, table and bias that are summed over blocks of tokens.
-#
-# Note [Gradients in the forward pass]
-# ------------------------------------
-# The loss is a scalar, so the gradient of a block's scores is known as soon as its scores are, up
-# to the one factor that arrives from above. Each block is multiplied out to the gradients of
-# contexts, table and bias at once and then discarded. This takes three matrix products for each
-# block, where recomputation in the backward pass would need four. What is kept between the passes
-# has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
-# of the parameters only after the factor from above is applied: under loss scaling that factor
-# keeps float16 gradients from vanishing.
-#
-# Note [Half precision]
-# ---------------------
-# The gradients of a block's scores are rounded to the dtype of the products. In float16 numbers
-# below
-# 6e-8 would vanish, and most probabilities are smaller. Where products of float16 have float32
-# results (``products.py``), the gradients are between -1 and 1, and are multiplied by 2^15
-# first, the largest power of two in the range of float16; the products are divided by it. What is
-# below 2e-12 vanishes.
-
-
 FLOAT16_SCALE = 2.0**15
 
 
@@ -476,48 +518,3 @@ def detached_without_grad(*inputs: Optional[Tensor]) -> Tuple[Any, ...]:
     if torch.is_grad_enabled():
         return inputs
     return tuple(None if tensor is None else tensor.detach() for tensor in inputs)
-
-
-# Leaving out the tokens whose target is padding.
-#
-# To find them is the one point at which a loss has to wait for a GPU: the number of the others is
-# the shape of all that follows. A boolean mask would search, and wait, once for each tensor and
-# again for its gradient.
-
-
-class _DistinctRows(torch.autograd.Function):
-    """Rows of a tensor, each at most once, so that their gradients are copied and not added."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.shape = values.shape
-        return values.index_select(0, rows)
-
-    @staticmethod
-    @differentiable_once("without_ignored")
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.shape).index_copy_(0, rows, grad), None
-
-
-def kept_rows(ignore_index: Optional[int], targets: Tensor) -> Optional[Tensor]:
-    """Indices of the targets, shape (T,), that are not ignored; ``None`` for all of them."""
-    if ignore_index is None:
-        return None
-    return targets.ne(ignore_index).nonzero().squeeze(1)
-
-
-def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
-    """Return the targets that count, and the rows of ``values`` that belong to them.
-
-    Args:
-        ignore_index: target whose tokens are left out; ``None`` leaves out none.
-        targets: shape (T,).
-        values: tensors of shape (T, *), differentiable once, or ``None``, which stays ``None``.
-    """
-    kept = kept_rows(ignore_index, targets)
-    if kept is None:
-        return (targets, *values)
-    rows = (None if each is None else _DistinctRows.apply(each, kept) for each in values)
-    return (targets[kept], *rows)

@@ -24,12 +24,8 @@ from spectral_fairseq.errors import (
     check_enough,
     check_shape,
 )
-from spectral_fairseq.functional.spectra import (
-    accumulate_gram,
-    mirror_gram,
-    require_finite,
-    singular_values_of_gram,
-)
+from spectral_fairseq.functional.gram import accumulate_gram, mirror_gram
+from spectral_fairseq.functional.spectra import require_finite, singular_values_of_gram
 
 
 class BlockwiseSpectrum:

@@ -95,17 +95,14 @@ def mean_cosines(
     return torch.where(count > 1, mean, torch.full_like(mean, float("nan"))).tolist()
 
 
-# The distribution of the cosines between different words.
-#
-# Their mean over all words takes only time O(N d) (see above). The distribution needs all
-# N^2 pairs, so callers pass a sample of the words of a large table.
-
-
 @torch.no_grad()
 def cosine_histogram(
     matrix: Tensor, bins: int = 200, *, block_rows: int = 1024
 ) -> Tuple[List[float], List[int]]:
     """Count the cosines of all unordered pairs of different rows in ``bins`` equal bins of [-1, 1].
+
+    The mean over all words takes time O(N d), the distribution all N^2 pairs: pass a sample of the
+    words of a large table.
 
     Args:
         matrix: W, shape (N, d), N >= 2. The cosines of a zero row are taken as 0.

@@ -5,11 +5,10 @@ dropout: a recurrent network sees the same units dropped at every step of a segm
 sequence of the batch has a mask of its own. The second is in section 4.2 of the same paper.
 """
 
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
 
 
 def locked_dropout(features: Tensor, p: float, locked_dim: int, training: bool) -> Tensor:

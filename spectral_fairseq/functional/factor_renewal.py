@@ -26,7 +26,7 @@ along fixed coordinates, as SOAP does with every matrix (Vyas et al.,
 https://arxiv.org/abs/2409.11321).
 
 Flags: ``--svd-interval`` 0.
-In order: ``plugin/control_trainer.py: renew_factors``, ``singular_system``, ``redecomposition``.
+In order: ``plugin/factor_renewal.py: renew_factors``, ``singular_system``, ``redecomposition``.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.spectra import (
-    require_finite,
-    right_singular_system_of_gram,
-    table_gram,
-)
+from spectral_fairseq.functional.gram import table_gram
+from spectral_fairseq.functional.spectra import require_finite, right_singular_system_of_gram
 
 
 class Redecomposition(NamedTuple):

@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_shape
+from spectral_fairseq.functional.adversarial_softmax import lower_targets_, unperturbed_nll
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
@@ -68,7 +69,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.softmax_loss import Losses, lower_targets_, unperturbed_nll
+from spectral_fairseq.functional.softmax_loss import Losses
 
 SMALLEST_LINEAR = 1e-30
 
@@ -533,7 +534,7 @@ def mixture_cross_entropy(
         matrix: W, shape (N, d).
         bias: b, shape (N,).
         margin: what the target's score loses in each expert, m_k = eps ||w_y|| ||h_k|| from
-            :func:`~.softmax_loss.adversarial_margin`, shape (T, K); it has a gradient.
+            :func:`~.adversarial_softmax.adversarial_margin`, (T, K); it has a gradient.
         label_smoothing: eps in [0, 1), spread over the words of the mixture.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is

@@ -39,10 +39,9 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_choice, check_range, check_shape
+from spectral_fairseq.functional.gram import accumulate_gram, mirror_gram
 from spectral_fairseq.functional.precision import full_float32
 from spectral_fairseq.functional.spectra import (
-    accumulate_gram,
-    mirror_gram,
     require_finite,
     right_singular_system_of_gram,
     roundoff,

@@ -8,8 +8,9 @@ file of its own and an entry of :data:`HEADS`.
 from typing import Tuple, Type
 
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
-from spectral_fairseq.heads.head import Head, HeadSpec, SoftmaxHead
+from spectral_fairseq.heads.head import Head, HeadSpec
 from spectral_fairseq.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads.softmax import SoftmaxHead
 
 HEADS: Tuple[Type[Head], ...] = (
     SoftmaxHead,

@@ -29,6 +29,7 @@ from torch.jit import Final
 
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import check_range
+from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
 from spectral_fairseq.functional.mixture_loss import (
@@ -36,11 +37,7 @@ from spectral_fairseq.functional.mixture_loss import (
     mixture_cross_entropy,
 )
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import (
-    Losses,
-    adversarial_margin,
-    softcapped,
-)
+from spectral_fairseq.functional.softmax_loss import Losses, softcapped
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
 

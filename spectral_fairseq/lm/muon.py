@@ -81,9 +81,8 @@ class Muon(WideStateOptimizer):
 
     Args:
         params: parameters or groups of them, as for every optimiser of torch.
-        matrices: those among them that Muon steps, such as
-            :func:`~spectral_fairseq.training.tables.hidden_matrices` finds; :meth:`take` adds
-            others.
+        matrices: those among them that Muon steps, such as ``training.hidden_matrices`` finds;
+            :meth:`take` adds others.
         lr: learning rate.
         betas: b1 and b2 of Adam.
         eps: added to the root of Adam's second moment.

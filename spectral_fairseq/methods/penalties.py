@@ -1,7 +1,7 @@
 """The penalties on tables: one declaration each, for fairseq and for any training with torch.
 
 ``docs/adding_a_penalty.md`` shows how to add one. ``plugin/objective.py`` makes flags of the list,
-``training/control.py`` the arguments of ``TablePenalty``.
+``training/penalties.py`` the arguments of ``TablePenalty``.
 """
 
 from __future__ import annotations
@@ -86,9 +86,6 @@ class OutputTable(ABC):
 
 
 Need = Callable[[OutputTable], Any]
-
-
-# What penalties can be computed from. Padding and ``madeupword`` rows are marked as excluded.
 
 
 def output_table(table: OutputTable) -> Tuple[Tensor, Tensor]:

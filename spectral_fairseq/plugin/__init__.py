@@ -12,7 +12,7 @@ from spectral_fairseq import compat
 
 # fairseq's decorators register on import, so each part is imported once, in this order.
 PARTS = (
-    "spectral_fairseq.plugin.criterion",
+    "spectral_fairseq.plugin.presets",
     "spectral_fairseq.plugin.awd_lstm",
     "spectral_fairseq.plugin.transformer",
     "spectral_fairseq.plugin.transformer_lm",

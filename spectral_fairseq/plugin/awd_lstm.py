@@ -22,14 +22,13 @@ from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
 from spectral_fairseq.options import check_ranges, option
 from spectral_fairseq.plugin.flat_transformer import to_namespace
-from spectral_fairseq.plugin.registry import (
+from spectral_fairseq.plugin.registry import flags_of, register
+from spectral_fairseq.plugin.table_and_head import (
     SpectralOptions,
     build_head,
     build_table,
-    flags_of,
     head_kind,
     refuse_unsupported,
-    register,
 )
 
 # Such networks read any length, but fairseq asks for a number.

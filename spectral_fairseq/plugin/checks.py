@@ -16,7 +16,7 @@ from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.find import head_of
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.quantisation import check_quantisation
-from spectral_fairseq.plugin.registry import warn_of_idle_options
+from spectral_fairseq.plugin.table_and_head import warn_of_idle_options
 from spectral_fairseq.plugin.transformer_xl import TransformerXLLanguageModel
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ trainer carries it out: see :mod:`spectral_fairseq.plugin.control_trainer`.
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from torch import Tensor, nn
 
@@ -129,49 +128,3 @@ class TableControl:
             or_else = "drop `weight`; or leave --criterion spectrum_control, if that sets the flag"
             check_rank(len(weight) - len(excluded), weight.size(1), otherwise=or_else)
         self._parts.prior(weight, excluded)
-
-
-# What ``--criterion spectrum_control`` does where its flags are not given: one of two methods.
-#
-# An SVD table has the penalties of the paper on its factors, which are renewed so that they stay
-# the singular value decomposition that the penalties are meant for. Any other output table is
-# controlled outside the optimiser; whoever asks for a penalty on its true spectrum has that
-# instead.
-
-
-METHODS: Dict[str, Dict[str, Any]] = {
-    "penalties on factors": {
-        # The paper gives grids and no values; these are the ones studies/spectrum arrives at.
-        "spectrum_weight": 0.0001,
-        "orthogonality_weights": "0.001,0.001,0,0",
-        "svd_interval": 10,
-        "spectrum_decay": 0.0,
-        "table_centering": 0.0,
-    },
-    "decoupled control": {
-        "spectrum_weight": 0.0,
-        "orthogonality_weights": "0,0,0,0",
-        "svd_interval": 0,
-        "spectrum_decay": ControlRule.decay,
-        "table_centering": ControlRule.centering,
-    },
-}
-# The flags that a criterion may leave unset.
-NAMES = tuple(METHODS["penalties on factors"])
-
-
-def with_method(cfg: Any, has_svd: bool) -> Any:
-    """A copy of a criterion's configuration, in which the flags not given are those of the method.
-
-    The method depends on whether the model has an SVD table.
-    """
-    values = dict(METHODS["penalties on factors" if has_svd else "decoupled control"])
-    if cfg.spectrum_weight and not has_svd:  # a penalty on the true spectrum
-        values.update(spectrum_decay=0.0, table_centering=0.0)
-    if cfg.spectrum_weight == 0:
-        values.update(svd_interval=0)
-    cfg = copy.copy(cfg)
-    for name, value in values.items():
-        if getattr(cfg, name) is None:
-            setattr(cfg, name, value)
-    return cfg

@@ -1,4 +1,14 @@
-"""Spectrum control after an update: of a plain table, and of the factors of an SVD table."""
+"""Spectrum control after an update: of a plain table, and of the factors of an SVD table.
+
+It acts after every update that was taken, outside autograd, clipping and the optimiser, and on the
+weights that the optimiser trains: the float32 copy where fairseq keeps one. The first worker
+plans the change and the others receive it, since two eigensolvers need not agree on the last bit;
+all apply the same products to equal tables. What else a checkpoint needs, the norms that an
+automatic prior refers to, lies in its extra state.
+
+Averaged SGD counts an iterate in when it is made, so an average holds the k-th ones as they were
+before they were changed.
+"""
 
 from __future__ import annotations
 
@@ -6,151 +16,18 @@ import logging
 from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
 
 import torch
-from torch import Tensor
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.float32_weights import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
-from spectral_fairseq.functional.row_blocks import multiply_
 from spectral_fairseq.functional.table_control import Workers, apply_change_
 from spectral_fairseq.methods.control import CENTERING, DECAY
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.plugin.control import SVD_INTERVAL, TableControl
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy, objectives_in
+from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.listener import Listener
-
-
-def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
-    """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
-
-    It has the shape of the parameter and no gradient; writing to it changes what is trained.
-    """
-    return view_for(_held(optimizer, parameter), parameter)
-
-
-def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
-    """The tensors in the state of fairseq's optimiser that belong to a parameter, by name.
-
-    Writing to them changes the state. Those with as many entries as the parameter have its shape.
-    There are none before the first step.
-    """
-    held, start = _held(optimizer, parameter)
-    state = optimizer.optimizer.state.get(held, {})
-    return {
-        name: view_for((value, start), parameter) if value.numel() == held.numel() else value
-        for name, value in state.items()
-        if isinstance(value, Tensor) and value.dim() > 0
-    }
-
-
-def _held(optimizer: Any, parameter: Tensor) -> Held:
-    """The tensor that the optimiser trains, and where the parameter begins in it."""
-    return float32_copies(optimizer).get(id(parameter), (parameter, 0))
-
-
-# ``--svd-interval``: new factors for an SVD table, in the weights and in the optimiser's state.
-#
-# What an optimiser remembers of gradients belongs to the factors that they were taken for. Averages
-# of gradients are carried over as gradients are, averages of squares as those of independent
-# gradients. Averages of the weights cannot be: a mean of factors of different decompositions is no
-# factor of anything.
-
-
-# Names in the states of fairseq's optimisers. A momentum is a sum of gradients. The second moments
-# of Adafactor's rows do not change when the columns are rotated.
-_GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
-_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
-UNROTATED = frozenset({"exp_avg_sq_row"})
-
-
-@torch.no_grad()
-def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> None:
-    """Make the factors of a table the singular value decomposition of the same W.
-
-    A table with a singular value of zero keeps its factors, and so does one with a frozen factor.
-
-    Args:
-        table: as the model holds it.
-        optimizer: as the trainer holds it.
-        group: process group of the workers, of which the first one plans; ``None`` is all of them.
-
-    Raises:
-        DataError: a factor with infinity or NaN in it; nothing is written.
-    """
-    factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
-    if not all(factor.requires_grad for factor in factors.values()):
-        return
-    weights = {name: trained_weights(optimizer, factor) for name, factor in factors.items()}
-    u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
-    workers = Workers(group)
-    system = singular_system(u, sigma, v, table.excluded_rows) if workers.plans else None
-    system = workers.share(system, (v.size(0) + 1, v.size(1)), v.device)
-    new = redecomposition(sigma, v, system, float(table.scale))
-    if new is None:
-        return
-    state = {key: moments(optimizer, factor) for key, factor in factors.items()}
-    of_sigma_alone = _gradient_of_sigma_alone(state["sigma"], state["u"], u, sigma)
-    multiply_(u, new.u_map)
-    sigma.copy_(new.sigma)
-    weights["v"].copy_(new.vectors * table.v_scale)
-    for key, factor in factors.items():
-        if factor.data_ptr() != weights[key].data_ptr():
-            factor.copy_(weights[key])
-
-    for key, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
-        for name, moment in state[key].items():
-            _carry_over(name, moment, gradient)
-    for name, moment in state["sigma"].items():
-        if name in of_sigma_alone:
-            through_table = _gradient_through_table(state["u"][name], u, new.sigma)
-            moment.copy_(through_table + of_sigma_alone[name] @ new.v_gradient.square())
-        else:
-            _carry_over(name, moment.view(1, -1), new.v_gradient)
-
-
-def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
-    """Multiply a moment by the map of the gradients, or by the map of their squares."""
-    if name in _GRADIENTS:
-        multiply_(moment, gradient)
-    elif name in _SQUARES:
-        multiply_(moment.view(-1, gradient.size(0)), gradient.square())
-    elif name not in UNROTATED:
-        raise refusals.RENEWAL.error(f"an optimiser that keeps {name}")
-
-
-def _gradient_of_sigma_alone(
-    state: Dict[str, Tensor], of_u: Dict[str, Tensor], u: Tensor, sigma: Tensor
-) -> Dict[str, Tensor]:
-    """The part of sigma's averages of gradients that did not come through W, in float64.
-
-    It is that of penalties and of weight decay, which act on sigma alone.
-    """
-    return {
-        name: moment.double() - _gradient_through_table(of_u[name], u, sigma)
-        for name, moment in state.items()
-        if name in _GRADIENTS
-    }
-
-
-def _gradient_through_table(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
-    """diag(U' G_U) / sigma, in float64: what reaches sigma through W."""
-    # In the dtype of the moments and without a copy of U.
-    return torch.einsum("nk,nk->k", u.to(moment.dtype), moment).double() / sigma.double()
-
-
-# Where the trainer carries out the control of tables outside the optimiser.
-#
-# After every update that was taken, outside autograd, clipping and the optimiser, and on the
-# weights that the optimiser trains: the float32 copy where fairseq keeps one. The first worker
-# plans the change and the others receive it, since two eigensolvers need not agree on the last bit;
-# all apply the same products to equal tables. What else a checkpoint needs, the norms that an
-# automatic prior refers to, lies in its extra state.
-#
-# Averaged SGD counts an iterate in when it is made, so an average holds the k-th ones as they were
-# before they were changed.
-
+from spectral_fairseq.plugin.trained_weights import trained_weights
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

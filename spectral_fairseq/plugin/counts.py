@@ -221,9 +221,6 @@ def _blocks(prefix: str, kind: Optional[str], dictionary: Dictionary) -> Iterato
         yield np.concatenate([dataset[index].numpy() for index in block])
 
 
-# fairseq passes the task to ``build_model`` of an architecture, but not on to ``build_embedding``.
-
-
 @wrapping
 def _telling_task(
     cfg: Any, task: Any, *args: Any, original: Callable[..., Any], **kwargs: Any

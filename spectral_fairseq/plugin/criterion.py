@@ -6,11 +6,10 @@ import inspect
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
-from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -19,9 +18,15 @@ from fairseq.logging import metrics
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
+from spectral_fairseq.errors import (
+    DataError,
+    arguments_as_flags,
+    check_range,
+)
 from spectral_fairseq.functional.blocks import smoothing_weights
-from spectral_fairseq.methods.penalties import AN_SVD_TABLE
+from spectral_fairseq.methods.penalties import (
+    AN_SVD_TABLE,
+)
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import control, likelihood, likelihood_choice
@@ -42,13 +47,13 @@ from spectral_fairseq.plugin.objective import (
     Inputs,
     Parts,
     Penalties,
+    Term,
     Words,
-    log_terms,
     prior_from_flags,
-    reduce_terms,
     reported_terms,
 )
-from spectral_fairseq.plugin.registry import with_defaults, with_options
+from spectral_fairseq.plugin.registry import with_options
+from spectral_fairseq.plugin.spectrum_control import with_method
 from spectral_fairseq.plugin.spectrum_log import (
     LOG_SPECTRUM_INTERVAL,
     TABLES,
@@ -145,7 +150,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""
         words = self._words_of(self._task.target_dictionary)
-        cfg = control.with_method(self._cfg, has_svd=True)
+        cfg = with_method(self._cfg, has_svd=True)
         parts = Parts(nn.Module(), words, prior_from_flags(cfg))
         Penalties(cfg, parts)
         control.TableControl(cfg, parts)
@@ -180,7 +185,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         parts = Parts(decoder, words, table_prior, tables, name)
         options = self._likelihood_options
         form = likelihood_choice.form_for(self, options, model, words.rows)
-        cfg = control.with_method(self._cfg, bool(tables))
+        cfg = with_method(self._cfg, bool(tables))
         return Objective(
             next(model.parameters()).device,
             parts,
@@ -232,7 +237,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             DROPOUT: drops(model),
             FAIRSEQ_DROPOUT: draws_masks_fast(model),
         }
-        values = read_options(OPTIONS, control.with_method(self._cfg, has_svd))
+        values = read_options(OPTIONS, with_method(self._cfg, has_svd))
         defaults = SimpleNamespace(**{entry.name: entry.parsed(entry.default) for entry in OPTIONS})
         return idle_flags(OPTIONS, values, defaults, facts)
 
@@ -337,54 +342,35 @@ class Updates(Listener):
         self.before_update()
 
 
-# The names of ``--criterion``: each is the same criterion with other default flags.
+def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:
+    """Entries of a logging output: R of each penalty before its weight, under its name.
 
+    A value is logged times the sample size, because fairseq adds up the logs of workers and micro-
+    batches. ``<name>_size`` is the weight of the value in averages over several updates.
 
-PRESETS: List[str] = []
-
-
-def _preset(name: str, **defaults: Any) -> Callable[[Any], Any]:
-    """Register a class as ``--criterion name``, with other defaults of some flags.
-
-    Checkpoints hold the name of the class, and fairseq resumes only with the same one.
+    Args:
+        due: the terms of this update.
+        last: terms as they were computed last; those that are not due are shown, but have no
+            weight in averages.
+        sample_size: of the micro-batch.
     """
-
-    def register(kind: Any) -> Any:
-        PRESETS.append(name)
-        config = with_defaults(PenalisedCriterionConfig, f"{kind.__name__}Config", **defaults)
-        return register_criterion(name, dataclass=config)(kind)
-
-    return register
-
-
-@_preset("regularized_cross_entropy")
-class RegularizedCrossEntropy(PenalisedCrossEntropy):
-    """Cross entropy with the penalties whose flags are given, and without them none.
-
-    It is then fairseq's ``label_smoothed_cross_entropy``.
-    """
+    entries: Dict[str, Any] = {}
+    for terms, size in ((due, sample_size), (last, 0)):
+        for term in terms:
+            if term.name not in entries:
+                entries[term.name] = term.value.detach() * sample_size
+                entries[f"{term.name}_size"] = size
+    return entries
 
 
-@_preset("mle_cosreg", cosreg_weight=1.0)
-class MLECosReg(PenalisedCrossEntropy):
-    """Cross entropy and the mean cosine between different words.
-
-    Gao et al., ICLR 2019, https://arxiv.org/abs/1907.12009, with the paper's gamma = 1.
-    """
-
-
-@_preset("spectrum_control", **dict.fromkeys(control.NAMES))
-class SpectrumControl(PenalisedCrossEntropy):
-    """Cross entropy with the penalties of an SVD table, or the decoupled control of any other.
-
-    Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see control.py.
-    """
-
-
-@_preset("weight_norm", weight_norm_weight=1e-3, weight_norm_target=2.0)
-class WeightNorm(PenalisedCrossEntropy):
-    """Cross entropy and the distance of the word vectors' norms from nu.
-
-    Herold et al., WMT 2018, https://aclanthology.org/W18-6310, with the paper's rho = 1e-3 and
-    nu = 2.
-    """
+def reduce_terms(logging_outputs: List[Dict[str, Any]], names: Iterable[str]) -> None:
+    """Show the R of each penalty, from the logging outputs of all workers and micro-batches."""
+    for name in names:
+        shown = total = due = 0
+        for log in logging_outputs:
+            if name in log:
+                shown += log["sample_size"]
+                total += log[name]
+                due += log[f"{name}_size"]
+        if shown > 0:
+            metrics.log_scalar(name, total / shown, due, round=5)

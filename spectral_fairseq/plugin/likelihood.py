@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import arguments_as_flags
+from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import (
-    Losses,
-    adversarial_margin,
-    blockwise_cross_entropy,
-)
-from spectral_fairseq.heads.head import Head, SoftmaxHead
+from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
+from spectral_fairseq.heads.head import Head
+from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
 from spectral_fairseq.plugin.find import (
     check_output_layer,

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.plugin.registry import (
+from spectral_fairseq.plugin.registry import add_flags_without_defaults, fill_defaults, register
+from spectral_fairseq.plugin.table_and_head import (
     SpectralOptions,
-    add_flags_without_defaults,
     build_head,
     build_table,
     check_sharing,
-    fill_defaults,
     has_own_output,
     refuse_unsupported,
-    register,
 )
 
 

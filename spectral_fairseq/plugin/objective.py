@@ -19,16 +19,24 @@ An SVD table knows its prior. For a plain one, of any arch, the criterion takes 
 on a command line it shares them with the archs of this package. With an automatic c1 the prior has
 the norm that the table started with. It is measured when it is first asked for, before the first
 update, and kept in the extra state of checkpoints, so that a resumed run goes on with it.
+
+Note [Lazy penalties]
+---------------------
+A penalty on a whole table costs the same whatever the batch: at N = 267,735 and d = 410 the N d^2
+products of U'U, forward and again backward, are about a quarter of the softmax of 1,024 tokens,
+and a gradient of N d numbers alone is 2 % of such a step. A table moves by far less than its own
+size in a few updates, so for large N these penalties are computed every k-th update with k times
+their weight: the gradient summed over k updates stays the same to first order. In between, the
+logs show what was computed last: fairseq would show "None" for a key without a value.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
 import torch
-from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -47,7 +55,7 @@ from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import Option, arguments, flags_by_argument, read_options
 from spectral_fairseq.plugin import find
 from spectral_fairseq.plugin.counts import training_counts
-from spectral_fairseq.plugin.registry import uncounted_rows
+from spectral_fairseq.plugin.table_and_head import uncounted_rows
 
 # The flags of the prior of a table without factors.
 _FLAGS_OF_PRIOR = flags_by_argument(prior.OPTIONS)
@@ -161,18 +169,6 @@ class Term(NamedTuple):
     name: str
     weight: float
     value: Tensor
-
-
-# How often the penalties on whole tables are computed.
-#
-# Note [Lazy penalties]
-# ---------------------
-# A penalty on a whole table costs the same whatever the batch: at N = 267,735 and d = 410 the N d^2
-# products of U'U, forward and again backward, are about a quarter of the softmax of 1,024 tokens,
-# and a gradient of N d numbers alone is 2 % of such a step. A table moves by far less than its own
-# size in a few updates, so for large N these penalties are computed every k-th update with k times
-# their weight: the gradient summed over k updates stays the same to first order. In between, the
-# logs show what was computed last: fairseq would show "None" for a key without a value.
 
 
 LARGE_DICTIONARY = 65536
@@ -309,17 +305,15 @@ class Penalties:
         ]
 
 
-# Penalties that a recurrent model computes on its own activations: AR and TAR.
-#
-# They need activations that only the forward pass has, so the model returns them, weighted by flags
-# of its own, as ``extra["activation_penalties"]``.
-
-
 ACTIVATION_NAMES = ("activation", "temporal_activation")
 
 
 def reported_terms(net_output: Any) -> List[Term]:
-    """The terms in a model's output; none for most models."""
+    """The terms that a model computes on its own activations, AR and TAR; none for most models.
+
+    They need activations that only the forward pass has, so a recurrent model returns them,
+    weighted by flags of its own, as ``extra["activation_penalties"]``.
+    """
     extra = net_output[1] if len(net_output) > 1 else None
     reported = extra.get("activation_penalties") if isinstance(extra, dict) else None
     if not reported:
@@ -327,43 +321,6 @@ def reported_terms(net_output: Any) -> List[Term]:
     return [Term(name, weight, value) for name, (weight, value) in reported.items()]
 
 
-# Penalties in the training logs: R before its weight, under the name of the penalty.
-#
-# A value is logged times the sample size, because fairseq adds up the logs of workers and micro-
-# batches. ``<name>_size`` is the weight of the value in averages over several updates.
-
-
 # What likelihood_consistency.py and the z-loss measure, for each token.
 R_DROP, SQUARED_LOG_Z = "r_drop", "z_loss"
 TERM_NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, R_DROP, SQUARED_LOG_Z)
-
-
-def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:
-    """Entries of a logging output.
-
-    Args:
-        due: the terms of this update.
-        last: terms as they were computed last; those that are not due are shown, but have no
-            weight in averages.
-        sample_size: of the micro-batch.
-    """
-    entries: Dict[str, Any] = {}
-    for terms, size in ((due, sample_size), (last, 0)):
-        for term in terms:
-            if term.name not in entries:
-                entries[term.name] = term.value.detach() * sample_size
-                entries[f"{term.name}_size"] = size
-    return entries
-
-
-def reduce_terms(logging_outputs: List[Dict[str, Any]], names: Iterable[str]) -> None:
-    """Show the R of each penalty, from the logging outputs of all workers and micro-batches."""
-    for name in names:
-        shown = total = due = 0
-        for log in logging_outputs:
-            if name in log:
-                shown += log["sample_size"]
-                total += log[name]
-                due += log[f"{name}_size"]
-        if shown > 0:
-            metrics.log_scalar(name, total / shown, due, round=5)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
+from spectral_fairseq.functional.gram import table_gram
+from spectral_fairseq.functional.spectra import singular_values_of_gram
 from spectral_fairseq.methods.penalties import output_table
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.find import is_trained

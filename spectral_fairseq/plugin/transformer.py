@@ -20,17 +20,15 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_alike
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig, to_namespace
-from spectral_fairseq.plugin.registry import (
+from spectral_fairseq.plugin.registry import FillSizes, add_flags_without_defaults, register
+from spectral_fairseq.plugin.table_and_head import (
     IN_A_TRANSFORMER,
-    FillSizes,
     SpectralOptions,
-    add_flags_without_defaults,
     build_head,
     build_table,
     check_sharing,
     has_own_output,
     refuse_unsupported,
-    register,
 )
 
 

@@ -14,15 +14,13 @@ from torch import nn
 
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.flat_transformer import to_namespace
-from spectral_fairseq.plugin.registry import (
+from spectral_fairseq.plugin.registry import FillSizes, add_flags_without_defaults, register
+from spectral_fairseq.plugin.table_and_head import (
     IN_A_TRANSFORMER,
-    FillSizes,
     SpectralOptions,
-    add_flags_without_defaults,
     build_table,
     has_own_output,
     refuse_unsupported,
-    register,
 )
 from spectral_fairseq.plugin.transformer import SpectralTransformerDecoder
 

@@ -26,15 +26,14 @@ from spectral_fairseq.options import option
 from spectral_fairseq.plugin.awd_lstm import StatefulDecoder
 from spectral_fairseq.plugin.counts import known_counts
 from spectral_fairseq.plugin.flat_transformer import to_namespace
-from spectral_fairseq.plugin.registry import (
+from spectral_fairseq.plugin.registry import flags_of, register
+from spectral_fairseq.plugin.table_and_head import (
     IN_A_TRANSFORMER,
     SpectralOptions,
     build_head,
     build_table,
-    flags_of,
     head_kind,
     refuse_unsupported,
-    register,
 )
 
 logger = logging.getLogger(__name__)

@@ -8,16 +8,12 @@ from spectral_fairseq.provenance import skip_broken_torchaudio
 if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
     from spectral_fairseq.lm.muon import Muon
-    from spectral_fairseq.training.control import SpectrumControl, TablePenalty
+    from spectral_fairseq.training.control import SpectrumControl
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
+    from spectral_fairseq.training.parameter_groups import hidden_matrices, parameter_groups
+    from spectral_fairseq.training.penalties import TablePenalty
     from spectral_fairseq.training.saving import plain_state_dict, restore_
-    from spectral_fairseq.training.tables import (
-        factor_,
-        hidden_matrices,
-        parameter_groups,
-        repair_,
-        weight_norm_,
-    )
+    from spectral_fairseq.training.tables import factor_, repair_, weight_norm_
 
 __all__ = [
     "Muon",
@@ -38,7 +34,10 @@ __all__ = [
 ]
 
 _PARTS = (
-    *(f"training.{part}" for part in ("control", "losses", "tables", "saving")),
+    *(
+        f"training.{part}"
+        for part in ("control", "losses", "penalties", "tables", "parameter_groups", "saving")
+    ),
     "functional.float32_products",
     "lm.muon",
 )

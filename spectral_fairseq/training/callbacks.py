@@ -25,11 +25,12 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
+from spectral_fairseq.training.decay_watch import check_decay
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
 from spectral_fairseq.training.modules import check_trained, output_layer, without_wrappers
-from spectral_fairseq.training.tables import check_decay, whole_weight
+from spectral_fairseq.training.tables import whole_weight
 
 
 class _Missing:

@@ -1,4 +1,4 @@
-"""Tables of a model that exists: other kinds, repair of rows, their rate and decay in an optimiser.
+"""Tables of a model that exists: other kinds, repair of rows.
 
 ``weight_norm_(model)`` and ``factor_(model)`` find the output table and every layer that shares it:
 the look-ups of GPT-2, Llama, T5 and Marian, and the output layer tied to them. One of them owns the
@@ -10,8 +10,6 @@ parameter back; then the model saves in its own format.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from operator import attrgetter
 from typing import (
     Any,
@@ -27,7 +25,6 @@ from typing import (
     TypeVar,
     Union,
 )
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +38,12 @@ from spectral_fairseq.errors import (
     check_enough,
     check_range,
 )
+from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.functional.rows import NOISE, looks_trained, new_rows, rows_to_repair
+from spectral_fairseq.functional.row_repair import NOISE, new_rows, rows_to_repair
 from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
-from spectral_fairseq.lm.muon import hidden_matrices_by_name
-from spectral_fairseq.methods.groups import decaying_parameters, undecayed_parameters
 from spectral_fairseq.training.computed_weight import read_alone
+from spectral_fairseq.training.decay_watch import watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
 from spectral_fairseq.training.modules import (
     PASS_WHOLE,
@@ -66,8 +63,6 @@ from spectral_fairseq.training.modules import (
     without_wrappers,
 )
 
-# The tables that factor_ has made, and copies: it is checked how optimisers let them decay.
-FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
     WeightNormEmbedding: [(name, name) for name in ("sigma", "init_range", "gamma", "tau")],
     SVDEmbedding: [
@@ -140,7 +135,7 @@ class FactoredLayer(LayerMixin):
         super().__setstate__(state)
         table = self.stored_table
         if isinstance(table, SVDEmbedding):
-            _watch_decay_of(table)
+            watch_decay_of(table)
 
     def recorded(self) -> Dict[str, Any]:
         """The kind of the table and its options."""
@@ -195,7 +190,7 @@ def weight_norm_(
             lengths then start at sigma log(1 + max(c_k, 1)), the initialisation of Herold et al.,
             and the directions stay those of the model. ``None`` keeps the matrix.
             It is an initialisation, so a table that looks trained is refused
-            (:func:`~spectral_fairseq.functional.rows.looks_trained`).
+            (:func:`~spectral_fairseq.functional.looks_trained.looks_trained`).
         sigma: length of a vector per log count; 0.07 to 0.2 did well in Transformers.
         init_range: r; v starts with the mean length of vectors drawn uniformly from [-r, r].
         replace_trained: give a trained table new lengths from ``counts`` all the same, which
@@ -278,7 +273,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
     """Store the output table of a model as its singular value decomposition, W = U diag(sigma) V'.
 
     The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
-    of :class:`~spectral_fairseq.training.control.TablePenalty`. Where there is a weight decay,
+    of :class:`~spectral_fairseq.training.penalties.TablePenalty`. Where there is a weight decay,
     make the optimiser from :func:`parameter_groups`, so that it acts once.
 
     Args:
@@ -301,7 +296,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
         return table
 
     table = _put_table_on(model, make, "factor_")
-    _watch_decay_of(table)
+    watch_decay_of(table)
     return table
 
 
@@ -467,134 +462,3 @@ def _tables(model: nn.Module) -> Dict[str, Tensor]:
             users = (n for n, m in inner.named_modules() if m._parameters.get("weight") is weight)
             tables[f"{next(users, '')}.weight".lstrip(".")] = weight
     return tables
-
-
-# The parameters of a model in groups for an optimiser, with a rate and a decay of the table's own.
-#
-#     optimizer = torch.optim.AdamW(parameter_groups(model, lr=1e-3, weight_decay=0.1))
-#
-# Matrices decay and vectors do not, as usual. A table of ``factor_`` is the product U diag(sigma)
-# V': were all three to shrink, the matrix would decay three times, and U and V would leave
-# orthonormality. So sigma decays alone.
-
-
-def parameter_groups(
-    model: nn.Module,
-    *,
-    lr: Optional[float] = None,
-    weight_decay: float = 0.0,
-    table_lr: Optional[float] = None,
-    table_weight_decay: Optional[float] = None,
-) -> List[Dict[str, Any]]:
-    """Return groups of all trained parameters, for any optimiser of torch.
-
-    Args:
-        model: of transformers, or any other with an output layer.
-        lr: learning rate; ``None`` leaves it to the optimiser.
-        weight_decay: of matrices, and of the lengths or singular values of a table.
-        table_lr: learning rate of the output table, whatever it is stored as, and of what shares
-            it; ``None`` takes ``lr``.
-        table_weight_decay: of the output table; ``None`` takes ``weight_decay``.
-
-    Returns:
-        Up to four groups: matrices, vectors, what decays of the table, and its other factors.
-
-    Raises:
-        ConfigurationError: a number outside its range, or no output table where one is needed.
-    """
-    numbers = {"lr": lr, "weight_decay": weight_decay}
-    numbers.update(table_lr=table_lr, table_weight_decay=table_weight_decay)
-    for name, value in numbers.items():
-        check_range(f"`{name}`", value, at_least=0, optional=True)
-    apart = table_lr is not None or table_weight_decay is not None
-    of_table = {id(parameter) for parameter in _table_parameters(model)} if apart else set()
-    decaying = {id(parameter) for parameter in decaying_parameters(without_wrappers(model))}
-    parts: Dict[Any, List[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            key = (id(parameter) in of_table, id(parameter) in decaying)
-            parts.setdefault(key, []).append(parameter)
-    groups = []
-    for (is_table, decays), parameters in sorted(parts.items(), key=lambda item: item[0]):
-        rate = table_lr if is_table and table_lr is not None else lr
-        decay = weight_decay
-        if is_table and table_weight_decay is not None:
-            decay = table_weight_decay
-        group: Dict[str, Any] = {"params": parameters, "weight_decay": decay if decays else 0.0}
-        groups.append(group if rate is None else {**group, "lr": rate})
-    return groups
-
-
-def hidden_matrices(model: nn.Module) -> List[nn.Parameter]:
-    """Return the trained matrices of a model that are no tables: what ``Muon`` is made for.
-
-        optimizer = Muon(parameter_groups(model, lr=1e-3, weight_decay=0.1), hidden_matrices(model))
-
-    Args:
-        model: of transformers, or any other with an output layer.
-
-    Returns:
-        The parameters of two dimensions that are weights, without those of look-ups and of the
-        output layer.
-
-    Raises:
-        ConfigurationError: no output layer.
-    """
-    return list(hidden_matrices_by_name(without_wrappers(model), _table_parameters(model)).values())
-
-
-def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
-    layer = output_layer(model)
-    if isinstance(layer, FactoredLayer):
-        return list(layer.stored_table.parameters())  # fully_shard may have split them
-    weight: Any = layer.weight
-    return [weight]
-
-
-# A loop that passes model.parameters() to AdamW would decay a table of factor_ three times, and so
-# would the groups of Trainer. From the first such table on, torch calls the hook before each step
-# of every optimiser.
-
-_checked: WeakSet[Any] = WeakSet()
-
-
-def check_decay(optimizer: Any) -> None:
-    """Refuse an optimiser that lets U or V of a table of ``factor_`` decay.
-
-    Raises:
-        ConfigurationError: it does.
-    """
-    for group in getattr(optimizer, "param_groups", ()):
-        if not group.get("weight_decay"):
-            continue
-        held = {id(parameter) for parameter in group["params"]}
-        if any(
-            id(parameter) in held for table in FACTORED for parameter in undecayed_parameters(table)
-        ):
-            raise ConfigurationError(
-                "a weight decay that acts on a table of factor_ once, on its sigma",
-                f"{type(optimizer).__name__} with weight_decay {group['weight_decay']:g} for U, V "
-                "and sigma alike, which would act three times",
-                "Make the optimiser from spectral_fairseq.training.parameter_groups(model, lr=..., "
-                "weight_decay=...); for Trainer pass optimizers=(that optimiser, None).",
-            )
-
-
-def _before_step(optimizer: Any, *_: Any) -> None:
-    if FACTORED and optimizer not in _checked:
-        check_decay(optimizer)
-        _checked.add(optimizer)
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    register: Any = getattr(
-        importlib.import_module("torch.optim.optimizer"), "register_optimizer_step_pre_hook", None
-    )
-    if register is not None:  # from torch 2.0 on
-        register(_before_step)
-
-
-def _watch_decay_of(table: SVDEmbedding) -> None:
-    FACTORED.add(table)
-    _watch_optimizers()

@@ -38,7 +38,6 @@ from spectral_fairseq.functional.softmax_loss import (
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.control import TablePenalty
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
 from spectral_fairseq.training.modules import (
@@ -50,6 +49,7 @@ from spectral_fairseq.training.modules import (
     output_layer,
     without_wrappers,
 )
+from spectral_fairseq.training.penalties import TablePenalty
 from spectral_fairseq.training.tables import FactoredLayer
 
 Result = TypeVar("Result")
@@ -122,7 +122,7 @@ class TokenLoss:
         z_loss: lambda of the z-loss of ``functional/softmax_loss.py``, lambda (log Z)^2 for each
             target; 1e-4 is usual. It is added in training only. :attr:`mean_square` is for logs.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
-            :class:`~spectral_fairseq.training.control.TablePenalty`. It is added in training
+            :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
             only, see Note [One scale].
         shift: whether the target of a position is the label of the next one. ``None`` does as the
             own loss of a model of transformers does.

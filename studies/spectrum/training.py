@@ -16,7 +16,8 @@ from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import read_table
 from spectral_fairseq.formats.which_table import choose
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.spectra import right_singular_system_of_gram, table_gram
+from spectral_fairseq.functional.gram import table_gram
+from spectral_fairseq.functional.spectra import right_singular_system_of_gram
 from spectral_fairseq.provenance import versions
 from studies.spectrum.grid import TASKS, VARIANTS
 from studies.training import log_records

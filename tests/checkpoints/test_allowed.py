@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.allowed import STAND_INS, pickle_by_name, restored
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
+from spectral_fairseq.checkpoints.stand_ins import STAND_INS, pickle_by_name, restored
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.formats.opening import open_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from spectral_fairseq.checkpoints.literals import MAX_ITEMS, literal
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.settings import MAX_ITEMS, literal
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.formats.opening import open_model
 

@@ -13,9 +13,10 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import build_model
 from omegaconf import OmegaConf
 
-from spectral_fairseq.checkpoints.averages import collapse_tables
+from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands import export_plain
+from spectral_fairseq.commands.logit_check import LogitCheck, task_like
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
 from tests.conftest import PACKAGE, TINY_TRANSLATION, is_language_model
@@ -88,7 +89,7 @@ def variant(checkpoint, flags):
     """``checkpoint`` as if it had been trained with other flags, every tensor off its start."""
     changed = with_settings(checkpoint, model={**checkpoint["cfg"]["model"], **flags})
     cfg = changed["cfg"]
-    task = export_plain.task_like(collapse_tables(checkpoint["model"]))
+    task = task_like(collapse_tables(checkpoint["model"]))
     model = build_model(OmegaConf.create({key: cfg[key] for key in ("model", "task")}).model, task)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -251,9 +252,9 @@ def test_an_unequal_model_is_not_written(train, command, tmp_path, monkeypatch):
 
 
 def test_not_a_number_is_not_equal():
-    assert not export_plain.LogitCheck(math.nan, 1.0).equal
-    assert not export_plain.LogitCheck(0.1, math.nan).equal
-    assert export_plain.LogitCheck(9e-5, 1.0).equal and not export_plain.LogitCheck(2e-4, 1.0).equal
+    assert not LogitCheck(math.nan, 1.0).equal
+    assert not LogitCheck(0.1, math.nan).equal
+    assert LogitCheck(9e-5, 1.0).equal and not LogitCheck(2e-4, 1.0).equal
 
 
 @pytest.mark.parametrize("arch, criterion, flag, program", [

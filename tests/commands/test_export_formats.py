@@ -11,12 +11,8 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.commands import export as subcommand
 from spectral_fairseq.commands import export_huggingface as writer
-from spectral_fairseq.commands.export_plain import (
-    LogitCheck,
-    build_model,
-    plain_checkpoint,
-    task_like,
-)
+from spectral_fairseq.commands.export_plain import plain_checkpoint
+from spectral_fairseq.commands.logit_check import LogitCheck, build_model, task_like
 from spectral_fairseq.provenance import import_transformers
 from tests.checkpoints.made import save_dictionary
 from tests.commands.test_export import hypotheses, last

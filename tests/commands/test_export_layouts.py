@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.commands import export_ctranslate2, export_huggingface
 from spectral_fairseq.commands.export_huggingface import write_huggingface
-from spectral_fairseq.commands.export_plain import export_checkpoint, plain_checkpoint, task_like
+from spectral_fairseq.commands.export_plain import export_checkpoint, plain_checkpoint
+from spectral_fairseq.commands.logit_check import task_like
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.provenance import distribution_version

@@ -4,13 +4,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from spectral_fairseq.commands.models import (
-    IndexedCorpus,
-    check_overrides,
-    load_language_model,
-    open_corpus,
-    parse_overrides,
-)
+from spectral_fairseq.commands.models import IndexedCorpus, load_language_model, open_corpus
+from spectral_fairseq.commands.overrides import check_overrides, parse_overrides
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,

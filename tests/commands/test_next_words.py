@@ -10,7 +10,7 @@ import torch
 from spectral_fairseq.commands import models as loading
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
-from spectral_fairseq.commands.next_words import compare_next_words, predict_next
+from spectral_fairseq.commands.predicted_words import compare_next_words, predict_next
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
 from tests.language_models import ADAPTIVE, block_checkpoint, remade, stateful_checkpoint

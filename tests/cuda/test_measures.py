@@ -8,12 +8,12 @@ import torch
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.empirical_rank import cumulative_share
+from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.hidden_states import StateStatistics
 from spectral_fairseq.functional.isotropy import log_partition
 from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from spectral_fairseq.functional.precision import full_float32
-from spectral_fairseq.functional.spectra import gram
-from spectral_fairseq.plugin.control_trainer import renew_factors
+from spectral_fairseq.plugin.factor_renewal import renew_factors
 from tests.functional.test_spectra import right_singular_system
 
 virtual = pytest.importorskip(

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.checkpoints.averages import average_checkpoints, collapse_tables
+from spectral_fairseq.checkpoints.averages import average_checkpoints
+from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.embeddings.entries import FACTORED_KINDS, dense_form
 from spectral_fairseq.errors import CheckpointError

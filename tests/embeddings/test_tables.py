@@ -10,7 +10,7 @@ import torch
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
-from spectral_fairseq.heads.head import SoftmaxHead
+from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import arguments
 
 PAD, FILLERS = 1, (35, 36)

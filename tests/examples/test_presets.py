@@ -17,7 +17,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from spectral_fairseq.plugin.control import METHODS
+from spectral_fairseq.plugin.spectrum_control import METHODS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():

@@ -10,10 +10,11 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from spectral_fairseq.functional.adaptive_loss import adaptive_cross_entropy
+from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.consistency_loss import consistency_cross_entropy
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import adversarial_margin, blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.reference import losses as reference
 
 PAD, EPSILON, ALPHA = 1, 0.2, 3.0

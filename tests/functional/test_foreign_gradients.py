@@ -12,9 +12,10 @@ from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
 from spectral_fairseq.functional.fast_dropout import fast_dropout
+from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectra import singular_values
 from tests.functional.losses import LOSSES
 
 TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.functional.adaptive_loss import adaptive_log_probabilities
+from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.consistency_loss import dense_consistency
 from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import adversarial_margin
 from tests.functional.losses import ALPHA, EPSILON, LOSSES, PAD, Loss, adaptive, gradients, prior
 
 VOCABULARY, DIM, CUTOFFS = 13, 4, (4, 9)

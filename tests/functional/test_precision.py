@@ -5,9 +5,10 @@ import torch
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
+from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.orthogonality_penalty import spectral_defect
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.weight_norm_penalty import weight_norm_penalty
 
 FUNCTIONS = {

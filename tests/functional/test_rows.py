@@ -5,18 +5,12 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.functional.correlation import pearson, slope
+from spectral_fairseq.functional.looks_trained import looks_trained
+from spectral_fairseq.functional.robust_scores import OUTLYING, robust_scores
 from spectral_fairseq.functional.row_norms import row_lengths
-from spectral_fairseq.functional.rows import (
-    OUTLYING,
-    looks_trained,
-    new_rows,
-    pearson,
-    repeated_rows,
-    robust_scores,
-    rows_to_repair,
-    slope,
-    untrained_rows,
-)
+from spectral_fairseq.functional.row_repair import new_rows, rows_to_repair
+from spectral_fairseq.functional.untrained_rows import repeated_rows, untrained_rows
 from spectral_fairseq.training import plain_, repair_, weight_norm_
 
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import (
+from spectral_fairseq.functional.adversarial_softmax import (
     adversarial_margin,
-    blockwise_cross_entropy,
     lower_targets_,
     unperturbed_nll,
 )
+from spectral_fairseq.functional.row_norms import row_norms
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.functional.losses import PAD, leaves_and_targets
 from tests.reference import losses as reference
 

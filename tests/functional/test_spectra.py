@@ -5,14 +5,11 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.gram import accumulate_gram, gram, mirror_gram, table_gram
 from spectral_fairseq.functional.spectra import (
-    accumulate_gram,
-    gram,
-    mirror_gram,
     right_singular_system_of_gram,
     singular_values,
     singular_values_of_gram,
-    table_gram,
 )
 from tests.reference import spectra as reference
 

@@ -8,12 +8,13 @@ from spectral_fairseq.functional.d_optimal_penalty import (
     d_optimal_penalty,
     normalized_d_optimal_penalty,
 )
+from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.orthogonality_penalty import (
     dominant_vector,
     orthogonality_penalty,
     spectral_defect,
 )
-from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.spectral_normalization_penalty import (
     spectral_normalization_penalty,
 )

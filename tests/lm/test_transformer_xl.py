@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm import transformer_xl
-from spectral_fairseq.lm.transformer_xl import (
+from spectral_fairseq.lm import relative_attention
+from spectral_fairseq.lm.relative_attention import (
     Relative,
     RelativeAttention,
-    TransformerXL,
     masked_keys,
     sinusoids,
 )
+from spectral_fairseq.lm.transformer_xl import TransformerXL
 from tests.reference import relative_attention as reference
 
 # Relative attention
@@ -23,8 +23,8 @@ from tests.reference import relative_attention as reference
 def kernel(request, monkeypatch):
     """Both forms of the same attention; torch before 2.0 has one."""
     if request.param == "products":
-        monkeypatch.setattr(transformer_xl, "_FUSED", None)
-    elif transformer_xl._FUSED is None:
+        monkeypatch.setattr(relative_attention, "_FUSED", None)
+    elif relative_attention._FUSED is None:
         pytest.skip("this torch has no fused attention")
 
 

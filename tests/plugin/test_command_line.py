@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.averages import collapse_tables
+from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION, train_command
 

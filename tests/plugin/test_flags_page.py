@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from spectral_fairseq.commands.flags import flag_sections
-from spectral_fairseq.plugin.criterion import PRESETS, PenalisedCriterionConfig
+from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
+from spectral_fairseq.plugin.presets import PRESETS
 from spectral_fairseq.refusals import REFUSALS
 
 GENERATOR = Path(__file__).resolve().parents[2] / "docs" / "generator" / "flags_page.py"

@@ -70,7 +70,7 @@ def main():
     embeddings.TABLES += (ScaledEmbedding,)
     heads.HEADS += (TemperedHead,)
     import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-    from spectral_fairseq.checkpoints.averages import collapse_tables
+    from spectral_fairseq.checkpoints.collapse import collapse_tables
     from spectral_fairseq.embeddings.entries import stored_form
     from spectral_fairseq.errors import CheckpointError
     from tests.checkpoints.made import extracted

@@ -10,10 +10,10 @@ from fairseq.logging import metrics
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.methods.penalties import PENALTIES, WEIGHT_NORM, four_weights, svd_tables
-from spectral_fairseq.plugin.criterion import PRESETS
 from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.objective import PENALTY_FLAGS, Words, interval_for
-from spectral_fairseq.plugin.registry import uncounted_rows
+from spectral_fairseq.plugin.presets import PRESETS
+from spectral_fairseq.plugin.table_and_head import uncounted_rows
 from tests.capabilities import AUTOCAST_ATTENTION, HALF_ON_CPU
 from tests.plugin.conftest import (
     FAIRSEQ_MODELS,

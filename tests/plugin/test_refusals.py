@@ -20,7 +20,7 @@ from spectral_fairseq.plugin.criterion import OPTIONS
 from spectral_fairseq.plugin.dropout import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.likelihood import DROPOUT
 from spectral_fairseq.plugin.objective import A_PENALTY
-from spectral_fairseq.plugin.registry import warn_of_idle_options
+from spectral_fairseq.plugin.table_and_head import warn_of_idle_options
 from tests.plugin.conftest import (
     KINDS,
     OUR_MODELS,

@@ -16,7 +16,6 @@ from spectral_fairseq.errors import (
     MissingDataError,
     UnsupportedError,
 )
-from spectral_fairseq.plugin.control_trainer import trained_weights
 from spectral_fairseq.plugin.corpus import Corpus
 from spectral_fairseq.plugin.task import (
     StatefulLanguageModelingConfig,
@@ -24,6 +23,7 @@ from spectral_fairseq.plugin.task import (
     scaled_rate,
     update_freq_in,
 )
+from spectral_fairseq.plugin.trained_weights import trained_weights
 from tests.plugin import conftest
 from tests.plugin.conftest import build_criterion, words
 from tests.plugin.trainers import PRECISIONS, build_trainer

@@ -11,15 +11,10 @@ from omegaconf import OmegaConf
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
-from spectral_fairseq.plugin.control_trainer import (
-    ControlledTables,
-    control_tables,
-    controls_of,
-    moments,
-    renew_factors,
-    trained_weights,
-)
+from spectral_fairseq.plugin.control_trainer import ControlledTables, control_tables, controls_of
+from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.find import find_svd_tables, output_matrix
+from spectral_fairseq.plugin.trained_weights import moments, trained_weights
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, make_sample, words
 from tests.plugin.test_same_training import (

@@ -1,0 +1,251 @@
+"""A model of transformers that computes the loss of this package where it is given labels.
+
+Trainer, TRL, accelerate and peft pass labels to the model. Most models hand them to their
+``loss_function``, in whose place :class:`ModelLoss` stands. Others (T5, Marian) have a cross
+entropy in their forward pass: :class:`ModelForward` takes the labels before it.
+:class:`WatchedOutput` sees to it that nothing computes another loss from the weight of the output
+layer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any, Dict, Optional
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.modules import (
+    output_layer,
+    without_wrappers,
+)
+from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
+
+
+class ModelLoss:
+    """A :class:`TokenLoss` in the place of a model's ``loss_function``.
+
+    The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
+    peft do. It adds the loss of its experts itself.
+    """
+
+    def __init__(self, loss: TokenLoss, own: Any) -> None:
+        self.loss, self.own = loss, own
+        self.__name__ = getattr(own, "__name__", "")
+        self._names = [*inspect.signature(own).parameters]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch, a scalar, with the arguments of transformers' own losses.
+
+        Those of classifiers take the labels first, so the arguments are told by their names.
+        """
+        given = {**dict(zip(self._names, args)), **kwargs}
+        logits, labels = given.get("logits", given.get("pooled_logits")), given.get("labels")
+        if isinstance(labels, Tensor) and labels.is_floating_point():
+            if isinstance(logits, HiddenStates):
+                raise ConfigurationError(
+                    "`labels` that are indices of words or of classes, whole numbers",
+                    f"numbers of type {labels.dtype}, as of several classes at once or regression",
+                    "Train this model without fused_loss_.",
+                )
+            own: Tensor = self.own(*args, **kwargs)
+            return own
+        return self._of(
+            logits,
+            labels,
+            given.get("num_items_in_batch"),
+            given.get("ignore_index"),
+            given.get("shift_labels"),
+        )
+
+    def _of(
+        self,
+        logits: Any,
+        labels: Optional[Tensor],
+        num_items_in_batch: Any,
+        ignore_index: Optional[int],
+        shift_labels: Optional[Tensor],
+    ) -> Tensor:
+        loss = self.loss
+        targets = shift_labels
+        if targets is None:
+            if labels is None:
+                raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
+            targets = loss.shifted(labels) if loss.shift else labels
+        if ignore_index is not None and ignore_index != loss.ignore_index:
+            targets = targets.masked_fill(targets.eq(ignore_index), loss.ignore_index)
+        return loss.of_logits(logits, targets, num_items_in_batch)[0]
+
+
+class ModelForward:
+    """Stands for the forward pass of a model that computes a cross entropy of its logits itself.
+
+    The loss takes the labels that the model is given.
+    """
+
+    def __init__(self, model: nn.Module, loss: TokenLoss) -> None:
+        self.model, self.loss = model, loss
+        self.own = model.__dict__.get("forward")  # of another package
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the model, by which Trainer chooses columns."""
+        return inspect.signature(self.own or type(self.model).forward.__get__(self.model))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs, with the loss where there are labels."""
+        model: Any = self.model
+        forward = self.own or type(model).forward.__get__(model)
+        if not isinstance(output_layer(model), KeepsHiddenStates):
+            # The model is plain again, but accelerate has put this into a wrapper of its own.
+            return forward(*args, **kwargs)
+        bound = inspect.signature(forward).bind_partial(*args, **kwargs)
+        kwargs = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+        kwargs.pop("kwargs", None)
+        labels = kwargs.pop("labels", None)
+        if labels is None:
+            if _reads_targets(model) and not _has_decoder_inputs(kwargs):
+                raise ConfigurationError(
+                    "`decoder_input_ids` or `labels` for an encoder-decoder model",
+                    "neither, as where Trainer takes the labels out for compute_loss_func",
+                    "Leave compute_loss_func out, since the model computes this loss itself; or "
+                    "use DataCollatorForSeq2Seq(tokenizer, model=model).",
+                )
+            return forward(**kwargs)
+        if _reads_targets(model) and not _has_decoder_inputs(kwargs):
+            shifted = _shifted_right(model, labels)
+            kwargs["decoder_input_ids"] = shifted
+            masks = model.config.model_type == "encoder-decoder"  # EncoderDecoderModel alone
+            if masks and kwargs.get("decoder_attention_mask") is None:
+                kwargs["decoder_attention_mask"] = shifted.ne(model.config.pad_token_id).long()
+        total = kwargs.pop("num_items_in_batch", None)
+        outputs = forward(**kwargs)
+        loss = self.loss(outputs, labels, total)
+        if isinstance(outputs, tuple):
+            return (loss, *outputs)
+        return type(outputs)(**{**outputs, "loss": loss})
+
+
+def _reads_targets(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _has_decoder_inputs(inputs: Dict[str, Any]) -> bool:
+    names = ("decoder_input_ids", "decoder_inputs_embeds")
+    return any(inputs.get(name) is not None for name in names)
+
+
+def _shifted_right(model: Any, labels: Tensor) -> Tensor:
+    """The decoder's inputs that a model makes of labels.
+
+    Raises:
+        UnsupportedError: it does not tell how.
+    """
+    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    shift = getattr(sys.modules.get(type(model).__module__), "shift_tokens_right", None)
+    if make is None and shift is not None:  # as M2M100 does in its forward pass
+        config = model.config
+        shifted: Tensor = shift(labels, config.pad_token_id, config.decoder_start_token_id)
+        return shifted
+    if make is None:
+        found = f"none, and a {type(model).__name__} without prepare_decoder_input_ids_from_labels"
+        raise UnsupportedError("`decoder_input_ids` beside the labels", found, "Give them.")
+    made: Tensor = make(labels)
+    return made
+
+
+class WatchedOutput:
+    """Stands for ``get_output_embeddings``, which the fused forward pass of TRL's trainers calls.
+
+    That pass multiplies by the output layer's weight, and computes losses and measures of its own:
+    it would leave out label smoothing, penalties, mixtures and soft caps without a word.
+
+    Args:
+        model: whose method it is.
+        loss: that would be left out.
+    """
+
+    def __init__(self, model: nn.Module, loss: TokenLoss) -> None:
+        self.model, self.loss = model, loss
+
+    def __call__(self) -> Any:
+        """The output layer.
+
+        Raises:
+            UnsupportedError: the caller computes another loss than this one in training, or takes
+                the output layer for another one.
+        """
+        model: Any = self.model
+        if sys._getframe(1).f_locals.get("fused_lm_head") is True:
+            self._check_known_to_trl()
+        return type(model).get_output_embeddings(model)
+
+    def _check_known_to_trl(self) -> None:
+        layer: Any = output_layer(self.model)
+        if not isinstance(layer, KeepsHiddenStates):
+            return
+        if isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
+            raise UnsupportedError(
+                "an output layer whose scores are W h + b, for a trainer of TRL",
+                "a mixture or a soft cap, which is left out of all that the trainer computes from "
+                "the weight: losses, entropies and accuracies",
+                "Use Trainer.",
+            )
+        terms = self.loss.has_terms or self.loss.label_smoothing
+        if terms and layer.training and torch.is_grad_enabled():
+            raise UnsupportedError(
+                "compute_loss_func=fused_loss_(model, ...) in TRL's trainer, for a loss with label "
+                "smoothing, penalties or weights",
+                "a trainer that computes a loss of its own from the output layer's weight",
+                "Pass the loss as compute_loss_func to SFTTrainer, or use Trainer. A trainer with "
+                "another objective, such as GRPOTrainer, takes fused_loss_(model) without these.",
+            )
+
+
+def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
+    """Let a model of transformers compute this loss where it is given labels."""
+    inner: Any = without_wrappers(model)
+    if not isinstance(getattr(type(inner), "loss_function", None), property):
+        return
+    original = inner.loss_function
+    inner.loss_function = ModelLoss(
+        loss, original.own if isinstance(original, ModelLoss) else original
+    )
+    inner.__dict__["get_output_embeddings"] = WatchedOutput(inner, loss)
+    if isinstance(inner.__dict__.get("forward"), ModelForward):
+        inner.__dict__["forward"].loss = loss
+    elif _has_cross_entropy(inner):
+        inner.__dict__["forward"] = ModelForward(inner, loss)
+
+
+def give_back_loss(part: nn.Module) -> None:
+    """Undo :func:`take_over_loss`."""
+    if isinstance(part.__dict__.get("_loss_function"), ModelLoss):
+        del part.__dict__["_loss_function"]
+    if isinstance(part.__dict__.get("get_output_embeddings"), WatchedOutput):
+        del part.__dict__["get_output_embeddings"]
+    forward = part.__dict__.get("forward")
+    if isinstance(forward, ModelForward):
+        del part.__dict__["forward"]
+        if forward.own is not None:
+            part.__dict__["forward"] = forward.own
+
+
+_USUAL = ("loss", "loss_fct", "lm_loss", "masked_lm_loss", "mlm_loss")
+
+
+def _has_cross_entropy(model: nn.Module) -> bool:
+    """Whether a model's forward pass has a cross entropy of its own, and no other loss."""
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if code is None or "loss_function" in code.co_names:
+        return False
+    other = [name for name in code.co_names if name.endswith("Loss") and name != "CrossEntropyLoss"]
+    other += [name for name in code.co_varnames if name.endswith("loss") and name not in _USUAL]
+    parts = [getattr(model, name, None) for name in code.co_names if name.endswith("loss_fct")]
+    usual = "CrossEntropyLoss" in code.co_names or any(
+        isinstance(part, nn.CrossEntropyLoss) for part in parts
+    )
+    return "labels" in code.co_varnames and usual and not other

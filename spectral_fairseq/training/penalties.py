@@ -1,0 +1,173 @@
+"""Penalties on the output table of a model that exists, weighted and summed.
+
+They are those of :mod:`spectral_fairseq.methods.penalties`, also on the factors of a table.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    arguments_as_flags,
+    check_choice,
+    check_range,
+)
+from spectral_fairseq.functional.precision import widened
+from spectral_fairseq.functional.row_blocks import check_finite
+from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
+from spectral_fairseq.methods.prior import TablePrior, prior_of
+from spectral_fairseq.training.modules import (
+    check_not_sharded,
+    excluded_rows,
+    output_layer,
+    weight_of,
+)
+from spectral_fairseq.training.tables import FactoredLayer
+
+
+class _TableOf(OutputTable):
+    """The output table of a model of torch, with the rows of it that are left out."""
+
+    def __init__(
+        self, model: Union[nn.Module, Tensor], excluded: Sequence[int], prior: TablePrior
+    ) -> None:
+        super().__init__()
+        self._weight = weight_of(model, "TablePenalty")
+        self._excluded, self._prior = excluded, prior
+        layer = output_layer(model) if isinstance(model, nn.Module) else None
+        self.module = layer.used_table if isinstance(layer, FactoredLayer) else None
+        self.svd_tables = (self.module,) if isinstance(self.module, SVDEmbedding) else ()
+
+    @property
+    def device(self) -> torch.device:
+        """See the base class."""
+        return self._weight.device
+
+    def weight(self) -> Tuple[Tensor, Tensor]:
+        """See the base class."""
+        rows = torch.tensor(self._excluded, dtype=torch.long, device=self.device)
+        return widened(self._weight), rows
+
+    def prior(self) -> Tensor:
+        """See the base class."""
+        return self._prior(*self.get(output_table))
+
+    def refuse_without_svd_table(self) -> None:
+        """See the base class."""
+        wanted, remedy = "a table of factors for `weight`", "Call factor_(model) first."
+        raise ConfigurationError(wanted, "one without", remedy)
+
+
+class TablePenalty:
+    """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
+
+    Add it to a mean loss per token, or pass it as ``penalty`` of
+    :func:`~spectral_fairseq.training.losses.fused_loss_`; see Note [One scale] there.
+
+    Args:
+        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
+            it to :meth:`bind`, which ``fused_loss_`` and ``mixture_`` call with theirs.
+        excluded: rows that are left out; negative ones are counted from the end.
+        **options: weights, by the names of
+            :data:`~spectral_fairseq.methods.penalties.PENALTIES`, such as ``cosine=1.0``, and their
+            settings: ``norm_target``, nu of ``weight_norm``, and ``prior``, ``c1``, ``c2`` and
+            ``gamma`` of ``spectrum`` for a table without factors. Of a table of ``factor_`` the
+            singular values are the learned ones; ``orthogonality``, the sum of the squared
+            distances of U'U and V'V from I, is for such a table only. An automatic ``c1`` refers to
+            the norm that the table has when this object is made.
+
+    Raises:
+        ConfigurationError: an unknown name, a value outside its range, a row that is not in the
+            table, no table, ``orthogonality`` of a table without factors, or a penalty on singular
+            values of one with fewer rows than dimensions.
+    """
+
+    def __init__(
+        self,
+        model: Optional[Union[nn.Module, Tensor]] = None,
+        *,
+        excluded: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        settings = [entry for penalty in PENALTIES for entry in penalty.settings if entry.argument]
+        names = [penalty.name for penalty in PENALTIES]
+        for name in options:
+            check_choice("a penalty", name, [*names, *(entry.argument for entry in settings)])
+        self.weights = {name: options.get(name, 0.0) for name in names}
+        for name, weight in self.weights.items():
+            check_range(f"`{name}`", weight, at_least=0)
+        values = {
+            entry.argument: entry.as_argument(options.get(entry.argument, entry.default))
+            for entry in settings
+        }
+        self._given_excluded = excluded
+        self._prior = TablePrior(prior_of(values))
+        self._active = [penalty for penalty in PENALTIES if self.weights[penalty.name]]
+        self._options = {one.name: one.for_words(_options(one, values), None) for one in PENALTIES}
+        self.model: Optional[Union[nn.Module, Tensor]] = None
+        if model is not None:
+            self.bind(model)
+
+    def bind(self, model: Union[nn.Module, Tensor]) -> None:
+        """Take the table of a model from now on.
+
+        Args:
+            model: as for the constructor.
+
+        Raises:
+            ConfigurationError: as the constructor.
+            UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
+        """
+        weight = weight_of(model, "TablePenalty")
+        check_not_sharded(weight)
+        self.model, self.excluded = model, excluded_rows(self._given_excluded, weight.size(0))
+        if weight.is_meta:
+            return
+        table = _TableOf(model, self.excluded, self._prior)
+        with torch.no_grad():
+            for penalty in self._active:
+                with arguments_as_flags(weight=f"`{penalty.name}`"):
+                    table.get(penalty.needs)
+
+    def terms(self) -> Dict[str, Tensor]:
+        """Each R before its weight, by name.
+
+        Raises:
+            ConfigurationError: it has no model.
+            DataError: the table has infinity or NaN in it.
+            UnsupportedError: the table is split over devices at this moment.
+        """
+        if self.model is None:
+            raise ConfigurationError(
+                "a TablePenalty of a model",
+                "one that was made without",
+                "Pass the model to TablePenalty, or the penalty to fused_loss_ or mixture_.",
+            )
+        weight = weight_of(self.model, "TablePenalty")
+        check_not_sharded(weight)
+        table = _TableOf(self.model, self.excluded, self._prior)
+        terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
+        if not all(bool(torch.isfinite(term)) for term in terms.values()):
+            check_finite(weight.detach(), "the table of TablePenalty")
+        return terms
+
+    def __call__(self) -> Tensor:
+        """The weighted sum, a scalar."""
+        terms = [self.weights[name] * term for name, term in self.terms().items()]
+        return functools.reduce(torch.add, terms) if terms else torch.zeros(())
+
+
+def _options(penalty: Penalty, values: Mapping[str, Any]) -> Any:
+    """The values of a penalty's flags; what is no argument here has its default."""
+    named = {
+        entry.name: values[entry.argument] if entry.argument else entry.parsed(entry.default)
+        for entry in penalty.settings
+    }
+    return SimpleNamespace(**{penalty.weight.name: penalty.unit, **named})
