@@ -6,6 +6,7 @@ In order: ``plugin/table_and_head.py: table_kind``, ``Table.build``, ``Table.ope
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 import numbers
+from functools import partial
 from typing import (
     Any,
     Callable,
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
+from spectral_fairseq.functional.autograd import hook, without_row
 from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
@@ -319,13 +321,6 @@ class Table(nn.Module):
             self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=rows.device)
 
 
-def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
-    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
-    trained = parameter.requires_grad
-    parameter.requires_grad_(True).register_hook(change)
-    parameter.requires_grad_(trained)
-
-
 class FactoredEmbedding(Table):
     """Base class of tables that store factors of W instead of W.
 
@@ -386,16 +381,8 @@ class FactoredEmbedding(Table):
 
     def _register_hooks(self) -> None:
         """Register with :func:`hook` what changes the gradients of the parameters."""
-        hook(getattr(self, self.entries[0]), self._without_padding)
-
-    def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
-        # out of a copy, since autograd may hand the same gradient on to other tensors.
-        if self.padding_idx is None:
-            return grad
-        grad = grad.clone()
-        grad[self.padding_idx].zero_()
-        return grad
+        # A tied softmax gives the padding row a gradient, which the look-up does not.
+        hook(getattr(self, self.entries[0]), partial(without_row, row=self.padding_idx))
 
 
 class PlainEmbedding(nn.Embedding, Table):

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import check_count, check_range
+from spectral_fairseq.functional.autograd import hook, without_row
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
@@ -241,7 +242,8 @@ class WeightNormEmbedding(FactoredEmbedding):
         hook(self.g, self._scheduled)
 
     def _scheduled(self, grad: Tensor) -> Tensor:
-        return self._without_padding(grad * gradient_scale(self.epoch, self.gamma, self.tau))
+        scaled = grad * gradient_scale(self.epoch, self.gamma, self.tau)
+        return without_row(scaled, self.padding_idx)
 
 
 def _lengths(

@@ -1,14 +1,15 @@
-"""Functions whose gradients were computed in the forward pass, or by hand.
+"""Gradients that are not autograd's own: computed in the forward pass or by hand, or changed.
 
-A second derivative of them would be that of a constant.
+A second derivative of a function with such a gradient would be that of a constant.
 """
 
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import UnsupportedError
@@ -61,3 +62,22 @@ def outside_graphs(function: Function) -> Function:
         return (uncompiled if is_compiling() else function)(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True).register_hook(change)
+    parameter.requires_grad_(trained)
+
+
+def without_row(grad: Tensor, row: Optional[int]) -> Tensor:
+    """Return a gradient in which one row is zero; ``None`` is no row.
+
+    It is a copy, since autograd may hand the same gradient on to other tensors.
+    """
+    if row is None:
+        return grad
+    grad = grad.clone()
+    grad[row].zero_()
+    return grad

@@ -37,6 +37,7 @@ below 2e-12 vanishes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Iterator, List, Optional, Tuple, Union
 
 import torch
@@ -93,7 +94,7 @@ def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) 
     kept = kept_rows(ignore_index, targets)
     if kept is None:
         return (targets, *values)
-    rows = (None if each is None else _DistinctRows.apply(each, kept) for each in values)
+    rows = [None if each is None else _DistinctRows.apply(each, kept) for each in values]
     return (targets[kept], *rows)
 
 
@@ -230,13 +231,17 @@ def check_loss_shapes(
         ConfigurationError: it names the shapes.
     """
     vocabulary, dim = matrix.shape
-    flat, like = "Flatten contexts and targets alike.", (*contexts.shape[:-1], dim)
-    check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
-    check_shape("`targets`", targets, contexts.shape[:1], flat)
-    if bias is not None:
+    if contexts.size(-1) != dim:
+        like = (*contexts.shape[:-1], dim)
+        check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
+    if targets.shape != contexts.shape[:1]:
+        flat = "Flatten contexts and targets alike."
+        check_shape("`targets`", targets, contexts.shape[:1], flat)
+    if bias is not None and bias.shape != (vocabulary,):
         check_shape("`bias`", bias, (vocabulary,), "Give one value for each word.")
 
 
+@lru_cache(maxsize=64)  # each update asks for the same ones
 def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
     """Return the weights of the target's -log p and of every word's, 1 - eps - eps_i and eps_i.
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import full_float32, widened
-from spectral_fairseq.functional.row_norms import exact_norms
+from spectral_fairseq.functional.precision import exact_norms, full_float32, widened
 
 
 class _SquaredDirectionSum(torch.autograd.Function):
@@ -73,12 +72,8 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     Raises:
         ConfigurationError: every row is excluded.
     """
-    count = _counted(matrix, excluded, "the cosine penalty")
-    return _SquaredDirectionSum.apply(widened(matrix), excluded) / count**2
-
-
-def _counted(matrix: Tensor, excluded: Optional[Tensor], use: str) -> int:
     count = matrix.size(0) - (0 if excluded is None else excluded.numel())
-    what = f"row that is neither padding nor a made-up word, for {use}"
-    check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
-    return count
+    if not count:
+        what = "row that is neither padding nor a made-up word, for the cosine penalty"
+        check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
+    return _SquaredDirectionSum.apply(widened(matrix), excluded) / count**2

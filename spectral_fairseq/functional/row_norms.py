@@ -20,33 +20,10 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import widened
-
-# Converted to float64 at a time on a GPU: 512 MB.
-_DEVICE_NUMBERS = 1 << 26
+from spectral_fairseq.functional.precision import exact_norms, widened
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
 SMALLEST_SHARE = 1e-12
-
-
-@torch.no_grad()
-def exact_norms(matrix: Tensor) -> Tensor:
-    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no GPU.
-
-    Args:
-        matrix: W, shape (n, d), of any floating dtype.
-    """
-    norms = torch.linalg.vector_norm(matrix, dim=1)
-    info = torch.finfo(torch.promote_types(matrix.dtype, torch.float32))  # of the sum of squares
-    short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
-    if matrix.device.type == "cpu":
-        if bool(short.any()):
-            norms[short] = torch.linalg.vector_norm(matrix[short].double(), dim=1).to(norms.dtype)
-    elif matrix.device.type == "cuda" and matrix.dtype != torch.float64:
-        blocks = matrix.split(max(_DEVICE_NUMBERS // matrix.size(1), 1))
-        wide = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
-        norms = torch.where(short, wide.to(norms.dtype), norms)
-    return norms
 
 
 class _RowNorms(torch.autograd.Function):

@@ -467,7 +467,8 @@ def _cross_entropy(
     check_loss_shapes(contexts, targets, matrix, bias)
     if z_loss:
         check_range("`z_loss`", z_loss, at_least=0)
-    check_range("`softcap`", softcap, above=0, optional=True)
+    if softcap is not None:
+        check_range("`softcap`", softcap, above=0)
     if weights is not None:
         check_token_weights(weights, targets)
     targets, contexts, margin, weights = without_ignored(

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import UnsupportedError, check_range
-from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.options import Option
 
 
@@ -124,28 +122,11 @@ class Head(nn.Module):
         return self.checked_loss(features, targets, epsilon=epsilon, z_loss=z_loss, **options)
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """Return :meth:`loss` for options that this head allows."""
-        raise NotImplementedError
+        """Return :meth:`loss` for options that this head allows, by their names.
 
-    def softmax_loss(
-        self, features: Tensor, targets: Tensor, epsilon: float, **options: Any
-    ) -> Losses:
-        """The loss of one softmax over the table, for heads with a ``bias`` whose scores it makes.
-
-        Args:
-            features: shape (T, d).
-            targets: shape (T,).
-            epsilon: of :meth:`loss`.
-            **options: of :meth:`loss`, for the function of tensors.
+        A criterion, which has refused others when training began, calls it at each update.
         """
-        margin = None
-        if epsilon:
-            norms = row_norms(self.table.vectors(targets))
-            margin = adversarial_margin(features, norms, epsilon)
-        rows, matrix = self.table.operands(features)
-        return blockwise_cross_entropy(
-            rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options
-        )
+        raise NotImplementedError
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
         """Raise an error, before training starts, if :meth:`loss` cannot smooth labels."""

@@ -39,6 +39,7 @@ from spectral_fairseq.functional.mixture_loss import (
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softmax_loss import Losses, softcapped
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
+from spectral_fairseq.heads.softmax import softmax_loss
 from spectral_fairseq.options import Option
 
 logger = logging.getLogger(__name__)
@@ -312,4 +313,4 @@ class MixtureOfContexts(MixtureHead):
     ) -> Losses:
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
-        return self.softmax_loss(mixed, targets, epsilon, **options)
+        return softmax_loss(self, mixed, targets, epsilon, **options)

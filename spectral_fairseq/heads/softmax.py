@@ -7,9 +7,33 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.functional.softmax_loss import Losses, softcapped
+from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
+from spectral_fairseq.functional.row_norms import row_norms
+from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy, softcapped
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
+
+
+def softmax_loss(
+    head: Head, features: Tensor, targets: Tensor, epsilon: float, **options: Any
+) -> Losses:
+    """The loss of one softmax over a head's table, of features or of one context each.
+
+    Args:
+        head: with a ``bias``, or ``None`` for it.
+        features: shape (T, d).
+        targets: shape (T,).
+        epsilon: of :meth:`Head.loss`.
+        **options: of :meth:`Head.loss`, for the function of tensors.
+    """
+    margin = None
+    if epsilon:
+        norms = row_norms(head.table.vectors(targets))
+        margin = adversarial_margin(features, norms, epsilon)
+    rows, matrix = head.table.operands(features)
+    return blockwise_cross_entropy(
+        rows, targets, matrix, head.bias, margin=margin, softcap=head.softcap, **options
+    )
 
 
 class SoftmaxHead(Head):
@@ -50,4 +74,4 @@ class SoftmaxHead(Head):
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
         """Return the loss of one softmax over the table."""
-        return self.softmax_loss(features.flatten(0, -2), targets.flatten(), **options)
+        return softmax_loss(self, features.flatten(0, -2), targets.flatten(), **options)

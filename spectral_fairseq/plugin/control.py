@@ -7,7 +7,7 @@ trainer carries it out: see :mod:`spectral_fairseq.plugin.control_trainer`.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 from torch import Tensor, nn
 
@@ -54,6 +54,12 @@ class TableControl:
             self.rule = ControlRule(**arguments(control.OPTIONS, cfg))
         self.svd_interval: int = SVD_INTERVAL.read(cfg)
         self._parts = parts
+
+    @property
+    def intervals(self) -> List[int]:
+        """After how many updates tables are changed; none where they never are."""
+        of_rule = self.rule.every if self.rule.active else 0
+        return [every for every in (of_rule, self.svd_interval) if every]
 
     @property
     def flag(self) -> str:

@@ -13,6 +13,7 @@ before they were changed.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
 
 import torch
@@ -160,6 +161,8 @@ class ControlledTables(Listener):
     def begin_training(self) -> None:
         """Decide what is done to which table."""
         self.controls = controls_of(self.trainer)
+        # Every table is changed at multiples of these.
+        self.interval = math.gcd(*(every for one in self.controls for every in one.intervals)) or 1
 
     @property
     def is_active(self) -> bool:

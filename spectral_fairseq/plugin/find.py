@@ -5,7 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
@@ -47,19 +47,36 @@ def table_module(model: nn.Module) -> Optional[Table]:
     return table if isinstance(table, Table) else None
 
 
-def output_layers(decoder: nn.Module) -> List[Tuple[Any, Tensor]]:
-    """What fairseq's decoders end in, a layer or its weight alone, with the weight."""
+class OutputPlace(NamedTuple):
+    """Where a model keeps the table of its softmax, so that it is looked for only once.
+
+    The tensor there is read anew at each use: wrappers for data parallelism replace it.
+
+    Attributes:
+        owner: a table of this package, a layer, or the decoder itself.
+        name: of the matrix in ``owner``.
+        has_bias: whether ``owner`` is a layer with a ``bias``, which may be ``None``.
+    """
+
+    owner: Any
+    name: str = "weight"
+    has_bias: bool = False
+
+
+def output_layers(decoder: nn.Module) -> List[OutputPlace]:
+    """What fairseq's decoders end in: layers, or their weights alone."""
     found = []
     for name in OUTPUT_LAYERS:
         layer = getattr(decoder, name, None)
-        weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
-        if isinstance(weight, Tensor):
-            found.append((layer, weight))
+        if isinstance(layer, Tensor):
+            found.append(OutputPlace(decoder, name))
+        elif isinstance(getattr(layer, "weight", None), Tensor):
+            found.append(OutputPlace(layer, has_bias=True))
     return found
 
 
-def output_matrix(model: nn.Module, num_words: int) -> Tensor:
-    """The table W of the softmax, shape (N, d), differentiable.
+def output_place(model: nn.Module, num_words: int) -> OutputPlace:
+    """Where the table W of the softmax is, shape (N, d).
 
     Args:
         model: any fairseq model with a target vocabulary, wrapped for data parallelism or not.
@@ -70,7 +87,7 @@ def output_matrix(model: nn.Module, num_words: int) -> Tensor:
     """
     table = table_module(model)
     if table is not None:
-        return table.weight
+        return OutputPlace(table)
     decoder = decoder_of(model)
     if getattr(decoder, "adaptive_softmax", None) is not None:
         raise ConfigurationError(
@@ -78,19 +95,27 @@ def output_matrix(model: nn.Module, num_words: int) -> Tensor:
             "an adaptive softmax, which splits it into pieces of different widths",
             "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
-    for _, matrix in output_layers(decoder):
+    for place in output_layers(decoder):
+        matrix = getattr(place.owner, place.name)
         if matrix.dim() == 2 and matrix.size(0) == num_words:
-            return matrix
+            return place
     shared = getattr(decoder, "share_input_output_embed", False)
     weight = getattr(getattr(decoder, "embed_tokens", None), "weight", None)
     if shared and isinstance(weight, Tensor) and weight.size(0) == num_words:
-        return weight
+        return OutputPlace(decoder.embed_tokens)
     raise ConfigurationError(
         f"a model with an output table of {num_words} rows for `weight`",
         f"none in {type(decoder).__name__} (looked at {', '.join(OUTPUT_LAYERS)} and a shared "
         "embed_tokens)",
         "Use an arch whose decoder has one of these, or drop `weight`.",
     )
+
+
+def output_matrix(model: nn.Module, num_words: int) -> Tensor:
+    """The table W of the softmax, shape (N, d), differentiable; see :func:`output_place`."""
+    place = output_place(model, num_words)
+    matrix: Tensor = getattr(place.owner, place.name)
+    return matrix
 
 
 def is_trained(model: nn.Module, num_words: int) -> bool:
@@ -114,33 +139,6 @@ def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
         trained = is_trained(model, num_words)
     if not trained:
         raise refusals.FROZEN.error("a frozen one", flag)
-
-
-def softmax_operands(
-    model: nn.Module, features: Tensor, num_words: int
-) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """(x, M, b) such that x M' + b are the logits of ``features``, of a model with one softmax.
-
-    Args:
-        model: any fairseq model with a target vocabulary.
-        features: the input of its output layer, shape (*, d).
-        num_words: N, the size of the target dictionary.
-
-    Returns:
-        x, shape (*, d); M, shape (N, d); and the bias, shape (N,), if there is one.
-
-    Raises:
-        ConfigurationError: no such table can be found.
-    """
-    table = table_module(model)
-    if table is not None:
-        rows, matrix = table.operands(features)
-        return rows, matrix, getattr(head_of(model), "bias", None)
-    weight = output_matrix(model, num_words)
-    for layer, stored in output_layers(decoder_of(model)):
-        if stored is weight and layer is not weight:
-            return features, weight, layer.bias
-    return features, weight, None
 
 
 def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:

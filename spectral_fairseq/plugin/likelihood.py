@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,7 @@ from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_ent
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
-from spectral_fairseq.plugin.find import (
-    check_output_layer,
-    head_of,
-    output_matrix,
-    softmax_operands,
-)
+from spectral_fairseq.plugin.find import check_output_layer, head_of
 from spectral_fairseq.plugin.objective import SQUARED_LOG_Z, Parts, Term
 
 logger = logging.getLogger(__name__)
@@ -132,7 +127,7 @@ class LikelihoodTerm:
 
     def __init__(self, criterion: Any, parts: Parts) -> None:
         self.criterion = criterion
-        self.decoder, self.words = parts.decoder, parts.words
+        self.parts, self.decoder = parts, parts.decoder
         self.head = head_of(parts.decoder)
         self.own_loss = bool(getattr(self.head, "own_loss", False))
 
@@ -178,26 +173,38 @@ class LikelihoodTerm:
             epsilon: of the adversarial softmax.
             z_loss: lambda of the z-loss.
         """
-        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
+        options: Dict[str, Any] = {
+            "z_loss": z_loss,
+            "label_smoothing": self.criterion.eps,
+            "ignore_index": self.criterion.padding_idx,
+        }
         if isinstance(self.head, Head):
-            return self.head.loss(
-                features, targets, smoothing, padding_idx, epsilon=epsilon, z_loss=z_loss
-            )
+            return self.head.checked_loss(features, targets, epsilon=epsilon, **options)
         features, targets = features.flatten(0, -2), targets.flatten()
-        rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
+        rows, matrix, bias = self.softmax_operands(features)
         margin = None
         if epsilon:
             margin = adversarial_margin(features, row_norms(matrix[targets]), epsilon)
-        return blockwise_cross_entropy(
-            rows,
-            targets,
-            matrix,
-            bias,
-            margin=margin,
-            z_loss=z_loss,
-            label_smoothing=smoothing,
-            ignore_index=padding_idx,
-        )
+        return blockwise_cross_entropy(rows, targets, matrix, bias, margin=margin, **options)
+
+    def softmax_operands(self, features: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """(x, M, b) such that x M' + b are the logits of ``features``, of a model with one softmax.
+
+        Args:
+            features: the input of its output layer, shape (*, d).
+
+        Returns:
+            x, shape (*, d); M, shape (N, d); and the bias, shape (N,), if there is one.
+
+        Raises:
+            ConfigurationError: the model has no such table.
+        """
+        if self.parts.table is not None:
+            rows, matrix = self.parts.table.operands(features)
+            return rows, matrix, getattr(self.head, "bias", None)
+        place = self.parts.output
+        bias = place.owner.bias if place.has_bias else None
+        return features, getattr(place.owner, place.name), bias
 
 
 class FullScores(LikelihoodTerm):
@@ -280,7 +287,7 @@ class Blockwise(FullScores):
                 self.head.check_label_smoothing(self.criterion.eps)
         if not isinstance(self.head, Head):
             with arguments_as_flags(weight=LOSS_FORM.flag):
-                output_matrix(self.decoder, self.words.rows)
+                _ = parts.output
         check_output_layer(self.decoder)
 
     def check(self) -> None:

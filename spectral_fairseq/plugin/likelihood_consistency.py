@@ -20,7 +20,7 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.find import calls_output_layer, softmax_operands
+from spectral_fairseq.plugin.find import calls_output_layer
 from spectral_fairseq.plugin.likelihood import RDROP_WEIGHT, Likelihood, LikelihoodTerm, measure
 from spectral_fairseq.plugin.objective import R_DROP, Parts
 
@@ -79,9 +79,7 @@ class Consistency(LikelihoodTerm):
         def loss_instead(features: Tensor) -> Tensor:
             rows, dim = sample["target"].size(0), features.size(-1)
             pairs = features[:, skip:].reshape(rows, 2, -1, dim).transpose(1, 2)  # [b, t, 2, d]
-            contexts, matrix, bias = softmax_operands(
-                self.decoder, pairs.flatten(0, 1), self.words.rows
-            )
+            contexts, matrix, bias = self.softmax_operands(pairs.flatten(0, 1))
             return torch.stack(
                 consistency_cross_entropy(contexts, targets, matrix, bias, **self._options)
             )

@@ -18,9 +18,11 @@ class Listener:
         name: key under which :meth:`save`'s values are kept in the extra state of checkpoints.
             fairseq saves the state of a criterion only if it has parameters, and saves that of a
             task without ever loading it again.
+        interval: k, if it is told of every k-th update alone.
     """
 
     name = ""
+    interval = 1
 
     @property
     def is_active(self) -> bool:

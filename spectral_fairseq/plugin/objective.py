@@ -126,6 +126,20 @@ class Parts:
     svd_tables: Tuple[SVDEmbedding, ...] = ()
     model_name: str = ""
 
+    @cached_property
+    def table(self) -> Optional[Table]:
+        """The output table if it is a module of this package."""
+        return find.table_module(self.decoder)
+
+    @cached_property
+    def output(self) -> find.OutputPlace:
+        """Where the output table of any kind is.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        return find.output_place(self.decoder, self.words.rows)
+
 
 class Inputs(OutputTable):
     """The output table of a fairseq model at one update.
@@ -138,7 +152,7 @@ class Inputs(OutputTable):
         super().__init__()
         self.parts = parts
         self.decoder, self.words = parts.decoder, parts.words
-        self.module, self.svd_tables = find.table_module(parts.decoder), parts.svd_tables
+        self.module, self.svd_tables = parts.table, parts.svd_tables
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +161,8 @@ class Inputs(OutputTable):
 
     def weight(self) -> Tuple[Tensor, Tensor]:
         """See the base class."""
-        weight = find.output_matrix(self.decoder, self.words.rows).float()
+        place = self.parts.output
+        weight = getattr(place.owner, place.name).float()
         return weight, self.words.excluded_on(weight.device)
 
     def prior(self) -> Tensor:

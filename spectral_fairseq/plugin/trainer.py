@@ -80,15 +80,17 @@ def _begin_epoch(self: Any, epoch: int, *, original: Callable[..., Any]) -> Any:
 
 @wrapping
 def _train_step(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    for listener in listeners_of(self, "before_update"):
-        listener.before_update()
-    # fairseq calls itself again where --amp overflowed; and an update may be left out.
     before = self.get_num_updates()
+    for listener in listeners_of(self, "before_update"):
+        if (before + 1) % listener.interval == 0:
+            listener.before_update()
+    # fairseq calls itself again where --amp overflowed; and an update may be left out.
     result = original(self, *args, **kwargs)
     if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
         self._spectral_fairseq_told = self.get_num_updates()
         for listener in listeners_of(self, "after_update"):
-            listener.after_update()
+            if (before + 1) % listener.interval == 0:
+                listener.after_update()
     return result
 
 
