@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.analysis.verdict import ADVICE
+from spectral_fairseq.analysis.wording import ADVICE
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.files import replacing
 from studies import corpus, training

@@ -16,20 +16,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 from spectral_fairseq.analysis.drawing import Picture, import_matplotlib
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.plots import draw_all
-from spectral_fairseq.analysis.report import (
-    PAGE,
-    as_html,
-    as_summary,
-    as_text,
-    check_folder,
-    write_results,
-)
+from spectral_fairseq.analysis.report import as_html
 from spectral_fairseq.analysis.results import (
     Analysed,
     analyse_model,
     document,
     labels_for,
 )
+from spectral_fairseq.analysis.results_folder import PAGE, check_folder, write_results
+from spectral_fairseq.analysis.text import as_summary, as_text
 from spectral_fairseq.errors import ConfigurationError, check_count, check_enough, missing_package
 from spectral_fairseq.formats.counts import Counts
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from spectral_fairseq.analysis.catalogue import ALL, cosine_shown, shown
 from spectral_fairseq.analysis.drawing import GROUND, INK, Draw, Picture, import_matplotlib
 from spectral_fairseq.analysis.results import Analysed
+from spectral_fairseq.analysis.selection import follows_one_run, spread
 
 ORIGIN = "#C0392B"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -63,22 +64,6 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
     if follows_one_run(checkpoints):
         pictures.append(_history(checkpoints))
     return pictures
-
-
-# Which of many checkpoints a report shows, and whether they follow one run.
-
-
-def spread(items: Sequence[Any], most: int) -> List[Any]:
-    """At most ``most`` of the items, the first and the last among them, evenly spaced."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
-
-
-def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are three checkpoints or more, of increasing numbers of updates."""
-    updates = [checkpoint["progress"]["updates"] for checkpoint in checkpoints]
-    return len(updates) > 2 and None not in updates and updates == sorted(set(updates))
 
 
 def _curve(index: int) -> Dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spectral_fairseq.analysis.choice import choice_in_words
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
+from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count

@@ -1,4 +1,4 @@
-"""What a report says in words about one table, before any figure.
+"""What stands out of one table, by bounds that compare it with a random one.
 
 Note [Bounds of the verdict]
 ----------------------------
@@ -18,87 +18,52 @@ says a fact about the table itself; none is taken from other models.
   other, each minus the mean row (``analysis/measures.py``).
 * Apart from the mean, *few directions* carry the table if the effective rank of the centred table
   is below half of the random table's, as if half of the dimensions or more were missing.
-
-Note [Origins]
---------------
-What is normal, and what one might try, depends on where a table comes from (``origin`` in the
-document): for fairseq's checkpoints it is flags, for models of other frameworks the functions of
-``spectral_fairseq.training``. Biś, Podkorytov, Liu (NAACL 2021,
-https://aclanthology.org/2021.naacl-main.403/) found in GPT-2, BERT, RoBERTa and others that the
-vectors drift in a common direction, without which they are far more isotropic. Vectors without a
-model are not trained any more, but can be processed: Mu, Viswanath (ICLR 2018,
-https://openreview.net/forum?id=HkuGJ3kCb) take the mean and the first principal components out of
-word2vec's and GloVe's. :data:`ADVICE` is what gained in this project's own trainings
-(docs/evidence.md), in the words of README and of the quickstart; a language model has another,
-since nothing gained there. What a checkpoint says of its training is not advised again.
 """
 
 from __future__ import annotations
 
+import enum
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
-from spectral_fairseq.analysis.catalogue import cosine_shown, shown
 from spectral_fairseq.analysis.measures import BEYOND
 
-# Of more checkpoints, such as the epochs of a run, some are described, evenly spaced.
-MOST_VERDICTS = 3
 NARROW = 0.5
 FEW_DIRECTIONS = 0.5
 STANDS_OUT = 2.0
 
-ADVICE = (
-    "Tune the weight decay first; for a small translation model, then take the weight-norm "
-    "initialisation, and tune the weight decay again"
-)
-OF_LANGUAGE_MODELS = (
-    "Tune the weight decay, to which no method of this package adds in language models "
-    "(docs/evidence.md)"
-)
-# Note [Origins]
-_NORMAL = {
-    "fairseq": "",
-    "model": " Pretrained Transformers usually share a direction (Biś et al., NAACL 2021).",
-    "vectors": " Those of word2vec and GloVe usually have a mean (Mu and Viswanath, ICLR 2018).",
-}
-_MORE_DIRECTIONS = {
-    "fairseq": "To use more directions, train with --arch {arch} and --criterion spectrum_control",
-    "model": "To use more directions, train with SpectrumControl(model) of "
-    "spectral_fairseq.training (docs/library.md)",
-    "vectors": "Before you compare words by their cosines, you might subtract the mean and the "
-    "first principal components, as Mu and Viswanath do; if the table belongs to a model, "
-    "docs/library.md has methods for its training",
-}
-_NO_MEAN = {
-    "fairseq": "--criterion spectrum_control takes it out of a plain table",
-    "model": "SpectrumControl(model) of spectral_fairseq.training takes it out (docs/library.md)",
-    "vectors": "Before you compare words by their cosines, you might subtract the mean; if the "
-    "table belongs to a model, docs/library.md has methods for its training",
-}
-_HOW = {
-    "fairseq": "--arch transformer_wn_iwslt_de_en, or another transformer_wn*",
-    "model": "weight_norm_(model, counts) before the optimiser is made",
-}
-_CONTROLLED = (
-    "the table was trained with spectrum control, and what is left follows from the strength of "
-    "that control"
-)
-_REPAIR = {
-    "fairseq": "repair_(model) of spectral_fairseq.training gives them new vectors",
-    "model": "repair_(model) of spectral_fairseq.training gives them new vectors",
-    "vectors": "leave them out, or take the mean of the others for them",
-}
+
+class Finding(enum.Enum):
+    """What stands out most of a table; ``wording.py`` has the sentence for each."""
+
+    NARROW_CONE = enum.auto()
+    COMMON_DIRECTION = enum.auto()
+    LONG_ROW = enum.auto()
+    ONE_DIRECTION = enum.auto()
+    FEW_DIRECTIONS = enum.auto()
+    NO_MEAN = enum.auto()
+    EVEN = enum.auto()
 
 
-class _Findings(NamedTuple):
+class Findings(NamedTuple):
+    """What stands out of one table.
+
+    Attributes:
+        shared: whether the words share a direction.
+        few: whether few directions carry the table apart from the mean.
+        edges: the largest singular value of the centred table over the edge of a random one; 0 for
+            a table of equal rows, which has nothing but its mean.
+        finding: the first of what stands out.
+    """
+
     shared: bool
     few: bool
-    edges: float  # 0 for a table of equal rows, which has nothing but its mean
-    words: str  # what follows "The word vectors"
+    edges: float
+    finding: Finding
 
 
-def _findings(checkpoint: Mapping[str, Any]) -> _Findings:
-    """What stands out of one table: Note [Bounds of the verdict]."""
+def findings_of(checkpoint: Mapping[str, Any]) -> Findings:
+    """What stands out of one table of the document: Note [Bounds of the verdict]."""
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
@@ -108,144 +73,13 @@ def _findings(checkpoint: Mapping[str, Any]) -> _Findings:
     few = measures["effective_rank_centred"] < FEW_DIRECTIONS * random["effective_rank_centred"]
     edges = measures["sigma_over_edge_centred"] or 0.0
     if shared:
-        finding = "lie in a narrow cone" if narrow else "share a direction"
+        finding = Finding.NARROW_CONE if narrow else Finding.COMMON_DIRECTION
     elif checkpoint["dominant_row"] is not None:
-        finding = "have one among them that dwarfs the others"
+        finding = Finding.LONG_ROW
     elif edges >= STANDS_OUT and not few:
-        finding = "stretch along one direction, which is not their mean"
+        finding = Finding.ONE_DIRECTION
     elif few:
-        finding = "use few directions"
-    elif edges >= BEYOND:
-        finding = "share no direction in their mean"
+        finding = Finding.FEW_DIRECTIONS
     else:
-        finding = "are spread evenly, and share no direction that stands out"
-    return _Findings(shared, few, edges, finding)
-
-
-def headline(checkpoint: Mapping[str, Any]) -> str:
-    """The first sentence of :func:`verdict`."""
-    return f"The word vectors {_findings(checkpoint).words}."
-
-
-def headline_with_figures(checkpoint: Mapping[str, Any]) -> str:
-    """The same with the figures that tell one table from another, for the top of a page."""
-    measures = checkpoint["measures"]
-    rank = shown(measures["effective_rank_centred"], 3)
-    return (
-        f"{headline(checkpoint)[:-1]}: mean cosine {measures['mean_cosine'] + 0.0:.2f}, effective "
-        f"rank {rank} of {checkpoint['table']['dimensions']}."
-    )
-
-
-def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
-    """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
-    shared, few, edges, _ = _findings(checkpoint)
-    return [
-        f"{headline(checkpoint)} {_meaning(checkpoint, few, edges)}",
-        _normal(checkpoint["measures"], checkpoint["origin"]),
-        _advice(checkpoint, shared, few or edges >= STANDS_OUT),
-    ]
-
-
-def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What makes figures doubtful: missing dictionaries, each kind once, and untrained rows."""
-    labels: Dict[str, List[str]] = {}
-    for checkpoint in checkpoints:
-        if checkpoint["dictionary"]["path"] is None:
-            labels.setdefault(checkpoint["dictionary"]["remark"], []).append(checkpoint["label"])
-    messages = [
-        f"No dictionary was used for {', '.join(names)}: {remark}. Filler rows that stand for no "
-        "word, if any, are measured too, and words are ordered by row instead of frequency. Name a "
-        "dictionary, a tokenizer or the data folder with --dict."
-        for remark, names in labels.items()
-    ]
-    return messages + [
-        _untrained(checkpoint) for checkpoint in checkpoints if checkpoint["untrained"]
-    ]
-
-
-def _untrained(checkpoint: Mapping[str, Any]) -> str:
-    count = int(checkpoint["measures"]["untrained_rows"])
-    first = ", ".join(map(_name, checkpoint["untrained"][:5]))
-    rows = "1 row looks" if count == 1 else f"{count:,} rows look"
-    return (
-        f"{rows} never trained in {checkpoint['label']} (zero, equal to another row, or unusually "
-        f"short), for example {first}. They are measured like the others; "
-        f"{_REPAIR[checkpoint['origin']]}."
-    )
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    return row["word"] or f"row {row['row']}"
-
-
-def _percent(share: float) -> str:
-    return f"{shown(100 * share, 2 if share < 0.95 else 4)} %"
-
-
-def _meaning(checkpoint: Mapping[str, Any], few: bool, edges: float) -> str:
-    measures, random = checkpoint["measures"], checkpoint["random"]
-    row, dim = checkpoint["dominant_row"], checkpoint["table"]["dimensions"]
-    if not few and measures["effective_rank_centred"] < 1.01:  # of one dimension, or two words
-        rest = "all of them lie on one line,"
-    elif row is not None:
-        rest = f"{_name(row)} alone holds {_percent(row['share'])}, at"
-    elif edges >= BEYOND:
-        rest = (
-            f"the first of {'few' if few else 'the'} directions holds "
-            f"{_percent(1 / measures['stable_rank_centred'])} of the rest (random "
-            f"{_percent(1 / random['stable_rank_centred'])}), at"
-        )
-    else:
-        rest = f"they use {'few' if few else 'many'} directions,"
-    return (
-        f"Their mean holds {_percent(measures['mean_share'] ** 2)} of "
-        f"their squared length (in a random table {_percent(random['mean_share'] ** 2)}), and "
-        f"apart from it {rest} an effective rank of "
-        f"{shown(measures['effective_rank_centred'], 3)} of {dim} (random "
-        f"{shown(random['effective_rank_centred'], 3)})."
-    )
-
-
-def _normal(measures: Mapping[str, Any], origin: str) -> str:
-    return (
-        f"Two words have a mean cosine of {cosine_shown(measures['mean_cosine'], 2)} (random "
-        f"vectors 0), and of {cosine_shown(measures['mean_cosine_centred'], 2)} without the "
-        f"mean.{_NORMAL[origin]}"
-    )
-
-
-def _advice(checkpoint: Mapping[str, Any], shared: bool, few: bool) -> str:
-    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
-    trained_with, of_language = checkpoint["trained_with"], checkpoint["language_model"]
-    if row is not None:
-        return f"Look at {_name(row)} first, and measure the table again without it."
-    if not shared and not few:
-        if checkpoint["untrained"]:
-            return (
-                "Apart from the rows that look never trained, nothing here indicates a degenerate "
-                "table."
-            )
-        return "Nothing here indicates a degenerate table, so there is nothing to repair."
-    if "spectrum control" in trained_with:
-        remedy = _CONTROLLED
-    else:
-        arch = "transformer_lm_sc" if of_language else "transformer_sc"
-        remedy = (_MORE_DIRECTIONS if few else _NO_MEAN)[origin].format(arch=arch)
-    if origin == "vectors":
-        return f"{remedy}."
-    if few:
-        remedy = remedy[0].upper() + remedy[1:]
-    else:
-        why = (
-            "The mean changes no probability of an output layer, so it is harmless there in itself"
-            if checkpoint["table"]["is_output"]
-            else "The mean of an input table acts like a bias, which the layers above can remove"
-        )
-        remedy = f"{why}; {remedy}"
-    gains = f"{ADVICE}: {_HOW[origin]}"
-    if of_language:
-        gains = OF_LANGUAGE_MODELS
-    elif "weight norm" in trained_with:
-        gains = "Tune the weight decay"
-    return f"{remedy}. A more even table is not by itself a better model. {gains}."
+        finding = Finding.NO_MEAN if edges >= BEYOND else Finding.EVEN
+    return Findings(shared, few, edges, finding)

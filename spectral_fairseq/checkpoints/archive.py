@@ -20,14 +20,10 @@ from spectral_fairseq.errors import (
 
 # Weights hardly shrink when they are compressed; a longer file than this is a trap.
 MAX_INFLATION = 20
-
-
 ANOTHER = (
     f"{COPY_AGAIN} Another one of the same run may do: checkpoint_best.pt, checkpoint_last.pt or "
     "one of an earlier epoch."
 )
-
-
 # What zipfile raises for entries that cannot be read, besides saying that they are bad.
 _DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
 

@@ -15,19 +15,13 @@ from spectral_fairseq.errors import (
 )
 
 MAX_CHARACTERS = 1_000_000
-
-
 MAX_ITEMS = 1_000_000  # of all repeated and joined lists, tuples and strings
-
-
 _OPERATORS: Dict[Type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-
-
 _SEQUENCES = (list, tuple, str, bytes)
 
 

@@ -29,11 +29,7 @@ PLAIN_CLASSES = (
     "fairseq.meters.StopwatchMeter",
     "fairseq.meters.TimeMeter",
 )
-
-
 _VALUES = (type(None), bool, int, float, str)
-
-
 _MOST_LEVELS = 4
 
 

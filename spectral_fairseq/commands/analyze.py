@@ -207,7 +207,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
         _check_data(args.data, paths)
         import_plugin()
     from spectral_fairseq.analysis.drawing import import_matplotlib
-    from spectral_fairseq.analysis.report import check_folder, check_inputs_stay
+    from spectral_fairseq.analysis.results_folder import check_folder, check_inputs_stay
 
     if args.out is not None:
         folder = check_folder(args.out, args.overwrite)

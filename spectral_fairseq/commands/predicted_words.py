@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 Sentence = Sequence[str]
-
-
 Place = Tuple[int, int]
 """Number of a sentence, and number of its words that the models have read."""
 

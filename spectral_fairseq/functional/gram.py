@@ -19,8 +19,6 @@ from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, checked_table, ro
 
 # 8 strips need 9/16 of the products; strips narrower than this would not keep the cores busy.
 _STRIPS = 8
-
-
 _MIN_STRIP_WIDTH = 64
 
 

@@ -24,8 +24,6 @@ from spectral_fairseq.functional.row_blocks import (
 from spectral_fairseq.functional.row_norms import row_lengths
 
 _DRAWN_SPREAD = 2.5
-
-
 _DRAWN_DEVIATIONS = 8.0
 
 

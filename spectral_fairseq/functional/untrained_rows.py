@@ -29,8 +29,6 @@ from spectral_fairseq.functional.row_blocks import (
 
 # Two for a number of 8 bytes: its low bits are often zero, and would stay so in a product.
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
-
-
 # Rows that differ nearly always differ in so many first columns.
 _FIRST_COLUMNS = 16
 

@@ -30,8 +30,6 @@ from torch import Tensor, nn
 # Exists from torch 2.0 on. Its fused kernels never hold the T x K probabilities; where the bias
 # needs a gradient it falls back to products like those below.
 _FUSED = getattr(F, "scaled_dot_product_attention", None)
-
-
 KeysValues = Tuple[Tensor, Tensor]
 
 

@@ -23,11 +23,7 @@ from spectral_fairseq.plugin.trained_weights import moments, trained_weights
 # Names in the states of fairseq's optimisers. A momentum is a sum of gradients. The second moments
 # of Adafactor's rows do not change when the columns are rotated.
 _GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
-
-
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
-
-
 UNROTATED = frozenset({"exp_avg_sq_row"})
 
 

@@ -30,8 +30,6 @@ METHODS: Dict[str, Dict[str, Any]] = {
         "table_centering": ControlRule.centering,
     },
 }
-
-
 # The flags that a criterion may leave unset.
 NAMES = tuple(METHODS["penalties on factors"])
 

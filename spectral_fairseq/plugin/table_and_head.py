@@ -52,16 +52,12 @@ EMBEDDING_TYPE = Option(
     f"parameterisation of the embedding table: {_one_of(TABLES)}",
     choices=[kind.kind for kind in TABLES],
 )
-
-
 OUTPUT_HEAD = Option(
     "output_head",
     HEADS[0].kind,
     f"output layer of the decoder: {_one_of(HEADS)}",
     choices=[kind.kind for kind in HEADS],
 )
-
-
 OPTIONS = (
     EMBEDDING_TYPE,
     Option(
@@ -78,16 +74,12 @@ OPTIONS = (
     OUTPUT_HEAD,
     *_options_of(OUTPUT_HEAD.flag, HEADS),
 )
-
-
 SpectralOptions: Any = with_options(
     FairseqDataclass,
     "SpectralOptions",
     OPTIONS,
     "The options of all tables and heads; an architecture is a preset of them.",
 )
-
-
 # Measured in trained models: docs/evidence.md. The paper's 0.5 is for LSTMs.
 IN_A_TRANSFORMER = {"weight_norm_init_sigma": 0.1}
 

@@ -22,8 +22,6 @@ from spectral_fairseq.methods.groups import undecayed_parameters
 
 # The tables that factor_ has made, and copies: it is checked how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
-
-
 _checked: WeakSet[Any] = WeakSet()
 
 

@@ -15,17 +15,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from spectral_fairseq.analysis import report
+from spectral_fairseq.analysis import results_folder
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all, follows_one_run, spread
-from spectral_fairseq.analysis.report import (
-    as_html,
-    as_summary,
-    as_text,
-    check_folder,
-    write_results,
-)
+from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all
+from spectral_fairseq.analysis.report import as_html
 from spectral_fairseq.analysis.results import analyse_model, document
+from spectral_fairseq.analysis.results_folder import check_folder, write_results
+from spectral_fairseq.analysis.selection import follows_one_run, spread
+from spectral_fairseq.analysis.text import as_summary, as_text
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
@@ -335,24 +332,25 @@ def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
     assert json.loads((out / "analysis.json").read_text("utf-8")) == results[0]
     with pytest.raises(ConfigurationError, match="--overwrite"):
         check_folder(out, False)
-    kept = (out / report.PAGE).read_bytes()
+    kept = (out / results_folder.PAGE).read_bytes()
     (out / "notes").write_text("mine")
 
     def fail(*unused):
         raise OSError("disk full")
 
-    monkeypatch.setattr(report, "as_html", fail)
+    monkeypatch.setattr(results_folder, "as_html", fail)
     with pytest.raises(OSError):
         write_results(check_folder(out, True), results[0], pictures)
     with pytest.raises(OSError):
         write_results(check_folder(tmp_path / "new", False), results[0], pictures)
     monkeypatch.undo()
-    monkeypatch.setattr(report.Path, "write_bytes", fail)
+    monkeypatch.setattr(results_folder.Path, "write_bytes", fail)
     for name in ("new", "report"):
         with pytest.raises(OutputError, match="disk full"):
             write_results(check_folder(tmp_path / name, True), results[0], pictures)
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
-    assert (out / report.PAGE).read_bytes() == kept and (out / "notes").read_text() == "mine"
+    assert (out / results_folder.PAGE).read_bytes() == kept
+    assert (out / "notes").read_text() == "mine"
 
 
 def test_pictures_of_another_report_do_not_stay(results, pictures, tmp_path):
@@ -380,7 +378,7 @@ def test_folders_that_cannot_be_written(tmp_path):
 
 def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monkeypatch):
     # Not by its permissions, which do not bind a superuser.
-    monkeypatch.setattr(report.os, "access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr(results_folder.os, "access", lambda path, mode: path != tmp_path)
     for wrong in (tmp_path, tmp_path / "new"):
         with pytest.raises(ConfigurationError, match="which cannot"):
             check_folder(wrong, False)

@@ -8,7 +8,7 @@ import torch
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.analysis.catalogue import shown
-from spectral_fairseq.analysis.verdict import ADVICE, OF_LANGUAGE_MODELS, verdict, warnings
+from spectral_fairseq.analysis.wording import ADVICE, OF_LANGUAGE_MODELS, verdict, warnings
 from studies.quickstart import what_next
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.analysis.choice import choice_in_words
+from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.formats.roles import is_output, may_be_table
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.which_table import choose
