@@ -1,4 +1,10 @@
-"""The steps of the measurement of the softmax bottleneck. Each step is done once."""
+"""Measure the softmax bottleneck: the rank of what a softmax, a MoC and mixtures of softmaxes say.
+
+Prepares the corpus, trains an AWD-LSTM with each output layer and each seed for the same number
+of updates, and measures perplexity, and the rank, the singular values and the expected pairwise
+KL divergence of the log-probabilities, as in section 3.3 and appendix C of Yang et al., ICLR
+2018. Finished steps are not repeated: after an interruption give the same command.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +16,14 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from spectral_fairseq.analysis import plots
 from spectral_fairseq.files import replacing
 from studies import sotu, tables, training
-from studies.running import (
-    WorkDir,
-    Workers,
-    check_installation,
-    exit_status,
-    write_json,
-    write_text,
-)
-from studies.sotu import NO_PENALTY, BottleneckSettings, LanguageModelRun, PreparedText, add_corpus
+from studies.comparison_options import add_sizes, comparison_parser
+from studies.language_models import BottleneckSettings, LanguageModelRun, PreparedText, add_corpus
+from studies.machine import check_installation
+from studies.running import exit_status
+from studies.sotu import NO_PENALTY
 from studies.training import train_all
-from studies.translation import add_sizes, comparison_parser
-
-# Measure the softmax bottleneck: the rank of what a softmax, a MoC and mixtures of softmaxes say.
-#
-# Prepares the corpus, trains an AWD-LSTM with each output layer and each seed for the same number
-# of updates, and measures perplexity, and the rank, the singular values and the expected pairwise
-# KL divergence of the log-probabilities, as in section 3.3 and appendix C of Yang et al., ICLR
-# 2018. Finished steps are not repeated: after an interruption give the same command.
-
+from studies.work_folder import WorkDir, write_json, write_text
+from studies.workers import Workers
 
 KINDS = ("softmax", "moc", "mos")
 COMPONENTS = (1, 3, 7, 15)

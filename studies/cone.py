@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from studies.running import write_text
 from studies.training_data import ROOT
+from studies.work_folder import write_text
 
 RECORD, PICTURE = ROOT / "studies" / "cone.json", ROOT / "docs" / "images" / "tables.png"
 SHOWN = 1200

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Collection, Dict, List
 
 from spectral_fairseq.errors import DataError
-from studies.running import write_text
+from studies.work_folder import write_text
 
 SPLITS = ("train", "valid", "test")
 SOURCE, TARGET = "de", "en"  # languages of a folder without a description

@@ -28,21 +28,15 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.files import replacing
 from studies import multi30k_plan
 from studies.corpus import split_lines
+from studies.machine import check_installation
 from studies.multi30k_plan import BATCH, FINALS, TUNING_SEED, Plan, Training
 from studies.pages import with_generated
-from studies.running import (
-    Job,
-    WorkDir,
-    check_installation,
-    exit_status,
-    no_progress,
-    run_jobs,
-    write_text,
-)
+from studies.running import Job, exit_status, no_progress, run_jobs
 from studies.tables import flat, machine
 from studies.training import TrainingRun, versions
 from studies.training_data import ROOT
 from studies.translation import USER_DIR, TranslationProgress, read_translations
+from studies.work_folder import WorkDir, write_text
 
 RECORDS = ROOT / "studies" / "multi30k.jsonl"
 PAGE = ROOT / "studies" / "multi30k.md"

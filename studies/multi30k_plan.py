@@ -10,7 +10,7 @@ import statistics
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from studies import tables
-from studies.training import text_table
+from studies.text_tables import text_table
 
 Record = Mapping[str, Any]
 

@@ -1,4 +1,9 @@
-"""The steps: prepare, train, translate, measure, tabulate. Each step is done once."""
+"""Compare plain fairseq with each method at one budget over several seeds.
+
+Prepares the corpus, trains every method with every seed, translates the test set, measures the
+embedding tables. Finished steps are not repeated: after an interruption, give the same command,
+and for more seeds or methods give more of them.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +14,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from spectral_fairseq.errors import ConfigurationError
 from studies import corpus, tables, training
-from studies.running import (
-    WorkDir,
-    Workers,
-    check_installation,
-    device,
-    exit_status,
-    write_json,
-    write_text,
-)
+from studies.comparison_options import add_sizes, comparison_parser
+from studies.machine import check_installation, device
+from studies.running import exit_status
 from studies.training import train_all
-from studies.translation import (
-    PreparedCorpus,
-    TranslationRun,
-    TranslationSettings,
-    add_sizes,
-    comparison_parser,
-)
-
-# Flags of the plain recipe and of each method. Importing this module is quick.
-
+from studies.translation import PreparedCorpus, TranslationRun, TranslationSettings
+from studies.work_folder import WorkDir, write_json, write_text
+from studies.workers import Workers
 
 # The adversarial softmax and the mixtures need a criterion of this package, without a penalty.
 NO_PENALTY = ("--criterion", "mle_cosreg", "--cosreg-weight", "0")
@@ -218,13 +210,6 @@ def run(arguments: argparse.Namespace) -> str:
     work = WorkDir(arguments.work_dir)
     with work.locked():
         return Experiment(arguments, work).run()
-
-
-# Compare plain fairseq with each method at one budget over several seeds.
-#
-# Prepares the corpus, trains every method with every seed, translates the test set, measures the
-# embedding tables. Finished steps are not repeated: after an interruption, give the same command,
-# and for more seeds or methods give more of them.
 
 
 def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argparse.Namespace:

@@ -7,8 +7,8 @@ from typing import Any, Dict, List
 
 from spectral_fairseq.errors import DataError
 from studies.corpus import sha256, split_lines
-from studies.running import write_text
 from studies.sotu_corpus import SPLITS, UNKNOWN
+from studies.work_folder import write_text
 
 
 def read(folder: Path) -> Dict[str, List[str]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +17,7 @@ from typing import (
     Any,
     Callable,
     Dict,
-    Iterator,
     List,
-    Mapping,
     NoReturn,
     Optional,
     Sequence,
@@ -29,13 +25,11 @@ from typing import (
     Tuple,
 )
 
-import torch
-from filelock import Timeout, UnixFileLock
 from tqdm import tqdm
 
 from benchmarks.harness import KEEP_FREED_MEMORY
-from spectral_fairseq.errors import ConfigurationError, DataError, SpectralFairseqError
-from spectral_fairseq.files import replacing
+from spectral_fairseq.errors import DataError, SpectralFairseqError
+from studies.machine import find_command
 
 POLL_SECONDS = 0.3
 GRACE_SECONDS = 10.0
@@ -64,23 +58,6 @@ def json_document(log: Path) -> Dict[str, Any]:
             document: Dict[str, Any] = json.loads(line)
             return document
     raise DataError(f"a line of JSON in {log}", "none", "Give the same command again.")
-
-
-def find_command(name: str) -> str:
-    """Path of an installed command; the one in this Python's environment is preferred.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ConfigurationError(
-            f"the command {name}",
-            f"none beside {sys.executable} and none on the PATH",
-            "Run `make setup`, and start the quickstart with .venv/bin/python.",
-        )
-    return found
 
 
 @dataclass
@@ -270,261 +247,6 @@ def _stop(running: Sequence[_Running], on_end: Callable[[Job, Usage], None]) -> 
                 break
             time.sleep(0.05)
         _close(one)
-
-
-# The machine's cores, its GPU and the installed tools.
-
-
-def check_installation(
-    commands: Sequence[str] = (
-        "fairseq-preprocess",
-        "fairseq-train",
-        "fairseq-generate",
-        "spectral-fairseq",
-    ),
-    modules: Sequence[str] = ("sentencepiece", "sacrebleu", "matplotlib"),
-) -> None:
-    """Check that all tools are installed, before any work is done.
-
-    Args:
-        commands: commands to be run; by default those of a translation.
-        modules: Python packages that only examples need; by default those of a translation.
-
-    Raises:
-        ConfigurationError: one is missing.
-    """
-    for command in commands:
-        find_command(command)
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
-                f"the Python package {module}",
-                f"none for {sys.executable}",
-                "Run `make setup`, and use .venv/bin/python.",
-            )
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def device(cpu: bool) -> str:
-    """``cuda`` if there is a GPU and ``cpu`` is false, else ``cpu``."""
-    return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
-
-
-def gpu_bytes() -> int:
-    """Memory of the first GPU, in bytes."""
-    return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-# The work folder of a run: its settings, its lock, stamps of finished steps, atomic writes.
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: an interruption leaves the old file or the new one."""
-    with replacing(path) as partial:
-        partial.write_text(text, "utf-8")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON value atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-class InheritableLock(UnixFileLock):
-    """A lock on a file that started programs can hold too."""
-
-    def fileno(self) -> int:
-        """The descriptor that holds the lock, to be passed to a started program."""
-        descriptor = self._context.lock_file_fd
-        assert descriptor is not None, "the lock is not held"
-        return descriptor
-
-
-def check_settings(
-    folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], flag: str = "--work-dir"
-) -> None:
-    """Refuse settings that differ from those with which a folder was begun.
-
-    Args:
-        folder: the folder.
-        before: its settings.
-        settings: those of this run.
-        flag: chooses the folder.
-
-    Raises:
-        ConfigurationError: some differ.
-    """
-    changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-    if changed:
-        raise ConfigurationError(
-            f"the settings with which {folder} was begun",
-            "; ".join(f"{key} {before.get(key)!r} -> {settings.get(key)!r}" for key in changed),
-            f"Give another {flag}, or the same options as before.",
-        )
-
-
-class WorkDir:
-    """A folder in which every step is done once, however often a run is interrupted.
-
-    Args:
-        root: the folder; it is made when it does not exist.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.lock = InheritableLock(root / ".lock", blocking=False)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder.
-
-        Started programs inherit the lock, so that a training that outlives a killed run keeps
-        a second one out of the same folder.
-
-        Raises:
-            ConfigurationError: another run is at work here, or it cannot be such a folder.
-        """
-        if os.pathsep in str(self.root):
-            raise ConfigurationError(
-                f"a work folder without {os.pathsep!r} in its name, where fairseq would split it",
-                str(self.root),
-                "Give another --work-dir.",
-            )
-        if self.root.exists() and not self.root.is_dir():
-            raise ConfigurationError(f"a folder {self.root}", "a file", "Give another --work-dir.")
-        self.root.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire()
-        except Timeout:
-            raise ConfigurationError(
-                f"no other run in {self.root}",
-                "one that holds its lock",
-                "Wait for it to end, or give another --work-dir.",
-            ) from None
-        try:
-            yield
-        finally:
-            self.lock.release()
-
-    def keep_settings(
-        self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None
-    ) -> None:
-        """Record the settings, or compare them with the recorded ones.
-
-        Args:
-            settings: everything that determines a result.
-            unrecorded: values of settings that older versions did not record.
-
-        Raises:
-            ConfigurationError: the folder belongs to a run with other settings, or its record
-                cannot be read.
-        """
-        path = self.root / "settings.json"
-        if not path.exists():
-            write_json(path, settings)
-            return
-        try:
-            before = {**(unrecorded or {}), **dict(json.loads(path.read_text("utf-8")))}
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"settings in {path}",
-                "a file that is not JSON, or no settings",
-                "Give another --work-dir, or remove that folder.",
-            ) from None
-        check_settings(self.root, before, settings)
-
-    def need_space(self, needed: int) -> None:
-        """Check that there is enough free space.
-
-        Args:
-            needed: free space in bytes.
-
-        Raises:
-            DataError: there is less.
-        """
-        free = shutil.disk_usage(self.root).free
-        if free < needed:
-            raise DataError(
-                f"{needed / 1e6:.0f} MB of free disk space for {self.root}",
-                f"{free / 1e6:.0f} MB",
-                "Free some, or give a --work-dir on another disk.",
-            )
-
-    def is_done(self, name: str) -> bool:
-        """Whether the step was finished, in this run or an earlier one."""
-        return self._stamp(name).exists()
-
-    def result(self, name: str) -> Dict[str, Any]:
-        """The result of a finished step, with the ``seconds`` that it took."""
-        return json.loads(self._stamp(name).read_text("utf-8"))
-
-    def mark_done(self, name: str, result: Dict[str, Any]) -> None:
-        """Record a finished step with its result."""
-        self._stamp(name).parent.mkdir(exist_ok=True)
-        write_json(self._stamp(name), result)
-
-    def step(self, name: str, action: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run ``action`` unless it was finished before; returns its result in either case.
-
-        Its ``seconds`` include those of failed attempts, except for attempts that were killed.
-        """
-        if not self.is_done(name):
-            unfinished = f"{name}.unfinished"
-            before = self.result(unfinished)["seconds"] if self.is_done(unfinished) else 0.0
-            start = time.monotonic()
-
-            def seconds() -> float:
-                return round(before + time.monotonic() - start, 1)
-
-            try:
-                result = action()
-            except BaseException:
-                with contextlib.suppress(OSError):  # the disk may be full, which the caller reports
-                    self.mark_done(unfinished, {"seconds": seconds()})
-                raise
-            self.mark_done(name, {**result, "seconds": seconds()})
-        return self.result(name)
-
-    def _stamp(self, name: str) -> Path:
-        return self.root / "stamps" / f"{name}.json"
-
-
-# The share of the machine that each command gets.
-
-
-class Workers:
-    """Runs commands one at a time on a GPU, or several at a time that share the CPU's cores.
-
-    Args:
-        work: the work folder, whose lock the commands inherit.
-        device: ``cpu`` or ``cuda``.
-        at_once: the largest number of commands side by side on a CPU.
-    """
-
-    def __init__(self, work: WorkDir, device: str, at_once: int) -> None:
-        cores = available_cores()
-        self.work, self.gpu = work, device == "cuda"
-        self.at_once = 1 if self.gpu else max(1, min(at_once, cores))
-        self.threads = max(1, cores // self.at_once)
-
-    def run(self, jobs: Sequence[Job], **options: Any) -> None:
-        """See :func:`jobs.run_jobs`."""
-        run_jobs(
-            jobs,
-            at_once=self.at_once,
-            threads=self.threads,
-            gpu=self.gpu,
-            lock_fd=self.work.lock.fileno(),
-            **options,
-        )
-
-
-# Report errors of the examples' commands in one line, and let interruptions be resumed.
 
 
 def _interrupted(_signal_number: int, _frame: Any) -> NoReturn:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 from typing import Optional, Sequence
 
+from studies.comparison_options import add_sizes, comparison_parser
+from studies.language_models import LanguageModelSettings, add_corpus
 from studies.running import exit_status
-from studies.sotu import METHODS, LanguageModelSettings, add_corpus
-from studies.translation import add_sizes, comparison_parser
+from studies.sotu import METHODS
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from spectral_fairseq.errors import DataError
-from studies.running import exit_status, write_text
-from studies.training import text_table
+from studies.running import exit_status
+from studies.text_tables import text_table
+from studies.work_folder import write_text
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = "<unk>"

@@ -35,7 +35,8 @@ from typing import (
 from spectral_fairseq.commands.shared import print_anywhere
 from spectral_fairseq.errors import DataError, SpectralFairseqError
 from studies.significance import PairedT, holm, paired_t
-from studies.training import read_training_log, text_table
+from studies.text_tables import text_table
+from studies.training_log import read_training_log
 
 # method -> seed -> name -> number or text
 Results = Dict[str, Dict[int, Dict[str, Any]]]

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from studies import corpus, running
-from studies.running import write_text
+from studies import corpus, machine
+from studies.work_folder import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 OPENDOCS = ROOT / "examples" / "data" / "opendocs_de_en"
@@ -120,6 +120,6 @@ def _preprocess(destination: Path, *flags: str) -> None:
     """Run fairseq-preprocess, whose interrupted output is never taken for the data."""
     partial = destination.with_name(f"{destination.name}.partial")
     corpus.clear(partial)
-    command = [running.find_command("fairseq-preprocess"), "--destdir", str(partial), *flags]
+    command = [machine.find_command("fairseq-preprocess"), "--destdir", str(partial), *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     partial.rename(destination)

@@ -1,19 +1,24 @@
-"""A prepared corpus and a training on it: the parts of every translation example here."""
+"""A prepared corpus and a training on it: the parts of every translation example here.
+
+fairseq's commands for a translation recipe, and the reading of what fairseq-generate prints.
+
+Every command gets ``--user-dir``, so that fairseq is patched alike for all recipes.
+"""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import spectral_fairseq
 from spectral_fairseq.errors import DataError
 from studies import corpus, training
-from studies.running import Job, WorkDir, Workers, gpu_bytes, no_progress, write_text
+from studies.machine import gpu_bytes
+from studies.running import Job, no_progress
 from studies.training import TrainingRun
-
-# Settings of a translation model: sizes, updates, optimiser. Importing this module is quick.
+from studies.work_folder import WorkDir, write_text
+from studies.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,6 @@ class TranslationSettings:
         layer = 12 * self.dim**2 + 4 * self.dim * self.ffn_dim  # of the encoder and the decoder
         parameters = self.vocabulary * self.dim + self.layers * layer
         return 40 * parameters  # three times a parameter and Adam's two moments, in float32
-
-
-# fairseq's commands for a translation recipe, and the reading of what fairseq-generate prints.
-#
-# Every command gets ``--user-dir``, so that fairseq is patched alike for all recipes.
 
 
 USER_DIR = str(Path(spectral_fairseq.__file__).resolve().parent)
@@ -348,75 +348,3 @@ class TranslationRun(TrainingRun):
         if self.settings.device == "cuda":
             figures["peak_bytes"] = gpu_bytes() - int(figures["gpu_free_gb"] * 2**30)
         return {**training.scores(self.hypotheses(), self.data.references()), **figures}
-
-
-# Options shared by the commands that compare methods.
-
-
-def comparison_parser(
-    description: str, methods: Collection[str], updates: int, work_dir: str, epoch: str = ""
-) -> argparse.ArgumentParser:
-    """A parser with the options that choose the trainings, their folder and their number at once.
-
-    Args:
-        description: description of the command.
-        methods: names of the methods.
-        updates: default number of updates of each training.
-        work_dir: default work folder.
-        epoch: a remark on the number of updates of an epoch.
-    """
-    parser = argparse.ArgumentParser(description=description)
-    add = parser.add_argument
-    add("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
-    add(
-        "--methods",
-        nargs="+",
-        choices=list(methods),
-        default=list(methods),
-        metavar="METHOD",
-        help=f"default: all of {', '.join(methods)}",
-    )
-    add(
-        "--updates",
-        type=int,
-        default=updates,
-        metavar="N",
-        help=f"of each training{epoch} (default: %(default)s)",
-    )
-    add(
-        "--work-dir",
-        type=Path,
-        default=Path(work_dir),
-        metavar="DIR",
-        help="everything is written here (default: %(default)s)",
-    )
-    add(
-        "--at-once",
-        type=int,
-        default=2,
-        metavar="N",
-        help="trainings side by side on a CPU, each with its share of the cores "
-        "(default: %(default)s)",
-    )
-    add("--cpu", action="store_true", help="leave the GPU alone")
-    return parser
-
-
-def add_sizes(
-    parser: argparse.ArgumentParser, defaults: object, sizes: Collection[Tuple[str, str]]
-) -> None:
-    """Add options for sizes, with the defaults of a class of settings.
-
-    Args:
-        parser: receives the options.
-        defaults: has an attribute for each of them.
-        sizes: pairs of a flag without its dashes and a description.
-    """
-    for flag, of_what in sizes:
-        parser.add_argument(
-            f"--{flag}",
-            type=int,
-            default=getattr(defaults, flag.replace("-", "_")),
-            metavar="N",
-            help=f"{of_what} (default: %(default)s)",
-        )

@@ -67,9 +67,6 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_ANSWER = 134  # as a shell reports a process that was aborted
 
 
-# -- in a fork
-
-
 def run_program(argv: Sequence[str]) -> None:
     """Become ``argv[0]``: its console script after :func:`import_plugin`, else ``python -m``."""
     if argv[0] in SET_UP_LOGGING_FIRST:
@@ -142,9 +139,6 @@ def _serve_one(connection: socket.socket) -> None:
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         connection.sendall(f"{status}\n".encode())
-
-
-# -- the server
 
 
 def _import_everything() -> None:
@@ -292,9 +286,6 @@ def serve_after(call: str, address: str) -> None:
     """Be a server whose forks start after ``call``, in a fork of another server."""
     _call(call)
     _listen(address)
-
-
-# -- the client
 
 
 class ForkServer:

@@ -1,7 +1,8 @@
-"""Packages import each other only along the arrows of the picture in docs/architecture.md."""
+"""Packages import each other along the arrows of docs/architecture.md; files have no banners."""
 
 import ast
 import re
+import tokenize
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -172,3 +173,50 @@ def test_headers_name_functions_that_exist():
             else:
                 names = set(defined_in(PACKAGE / file if file else path))
                 assert name in names, f"{path}: {place}"
+
+
+ROOT = PAGE.parents[1]
+PYTHON_FILES = [
+    path
+    for folder in (PACKAGE, *(ROOT / name for name in ("tests", "studies", "benchmarks")))
+    for path in sorted(folder.rglob("*.py"))
+]
+
+
+def section_banners(text):
+    """First lines of the comments that head a part of a file rather than a statement of it.
+
+    Such a comment begins its line, and blank lines stand above and below it. A Note, which is cited
+    by its name, is none.
+    """
+    alone = list(re.finditer(r"(?:^|\n)[ \t]*\n(#.*)(?:\n#.*)*(?=\n[ \t]*\n|\n?$)", text))
+    banners = [found for found in alone if not found[1].startswith("# Note [")]
+    if banners:  # they are comments, and no part of a text
+        source = iter(text.splitlines(keepends=True)).__next__
+        comments = {
+            token.start
+            for token in tokenize.generate_tokens(source)
+            if token.type == tokenize.COMMENT
+        }
+        for found in banners:
+            if (text.count("\n", 0, found.start(1)) + 1, 0) in comments:
+                yield found[1]
+
+
+def test_what_a_section_banner_is():
+    banner = "import os\n\n# The reading of files.\n# It comes first.\n\n\ndef read():\n    pass\n"
+    assert list(section_banners(banner)) == ["# The reading of files."]
+    comment = "# At most so many.\nMOST = 4  # files\n\n"
+    note = "# Note [Files]\n# ------------\n# They are read.\n\n"
+    text = 'TEXT = """\n\n# a comment of a recipe\n\n"""\n'
+    assert not list(section_banners("import os\n\n" + comment + note + text))
+
+
+def test_no_file_has_section_banners():
+    found = {
+        str(path): banners
+        for path in PYTHON_FILES
+        for banners in [list(section_banners(path.read_text("utf-8")))]
+        if banners
+    }
+    assert not found, "a second subject moves to a file of its own; docstrings carry the first"

@@ -63,7 +63,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return report.write_pages(arguments.results)
         from studies.evidence import corpora
         from studies.evidence.study import run_study
-        from studies.running import check_installation, device
+        from studies.machine import check_installation, device
 
         check_installation()
         study = STUDIES[arguments.what]

@@ -10,7 +10,7 @@ from studies.evidence.grid import Study
 from studies.evidence.records import Records
 from studies.evidence.results import final_results, label, own_records, reached_stages
 from studies.significance import holm
-from studies.training import text_table
+from studies.text_tables import text_table
 
 
 class Found(NamedTuple):

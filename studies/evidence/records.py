@@ -17,7 +17,7 @@ from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell, Record
-from studies.running import check_settings, write_text
+from studies.work_folder import check_settings, write_text
 
 
 class Records(Mapping[str, Record]):

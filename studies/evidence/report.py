@@ -25,8 +25,8 @@ from studies.evidence.results import (
     stage_cells,
 )
 from studies.pages import with_generated
-from studies.running import write_text
-from studies.training import text_table
+from studies.text_tables import text_table
+from studies.work_folder import write_text
 
 FOLDER = Path(__file__).parent
 PAGES = tuple(FOLDER / f"{name}.md" for name in ("README", "studies", "protocol"))

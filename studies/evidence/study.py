@@ -14,8 +14,9 @@ from studies.evidence.plan import Cell, Stage, stages
 from studies.evidence.records import Records, records_of
 from studies.evidence.scoring import perplexities, translation_scores
 from studies.evidence.training import StudyRun
-from studies.running import Job, JobFailed, WorkDir, run_jobs
+from studies.running import Job, JobFailed, run_jobs
 from studies.training import scores, versions
+from studies.work_folder import WorkDir
 
 Corpus = Union[TranslationCorpus, LanguageModelCorpus]
 

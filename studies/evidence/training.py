@@ -18,9 +18,11 @@ from spectral_fairseq.plugin.counts import training_counts
 from studies.evidence.corpora import EvaluationSet
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell
-from studies.running import Job, WorkDir, write_text
-from studies.training import TrainingRun, log_records
+from studies.running import Job
+from studies.training import TrainingRun
+from studies.training_log import log_records
 from studies.translation import USER_DIR, TranslationProgress, read_translations
+from studies.work_folder import WorkDir, write_text
 
 _GENERATE = (
     "--source-lang de --target-lang en --beam 5 --batch-size 32 --remove-bpe sentencepiece "

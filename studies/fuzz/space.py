@@ -185,9 +185,6 @@ def _given(action: argparse.Action, name: str, chance: random.Random) -> List[st
     return []
 
 
-# -- what is registered
-
-
 class _Classes(NamedTuple):
     architectures: Dict[str, Any]
     criterions: Dict[str, Any]

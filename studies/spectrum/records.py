@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from studies.running import write_text
+from studies.work_folder import write_text
 
 Record = Dict[str, Any]
 Key = Tuple[str, str, int]  # task, variant, seed

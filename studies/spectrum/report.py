@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from studies.pages import with_generated
-from studies.running import write_text
 from studies.spectrum.figure import draw
 from studies.spectrum.grid import NO_PENALTY, TASKS, VARIANTS
 from studies.spectrum.records import Record
-from studies.training import text_table
+from studies.text_tables import text_table
+from studies.work_folder import write_text
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"

@@ -20,8 +20,8 @@ from spectral_fairseq.functional.gram import table_gram
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram
 from spectral_fairseq.provenance import versions
 from studies.spectrum.grid import TASKS, VARIANTS
-from studies.training import log_records
 from studies.training_data import ROOT, language_model_data, translation_data
+from studies.training_log import log_records
 
 PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
 WINDOW = 300  # updates between two points of a curve

@@ -8,8 +8,9 @@ import pytest
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from studies import bottleneck, own_text, sotu, sotu_comparison
-from studies.running import WorkDir, Workers
-from studies.sotu import PreparedText
+from studies.language_models import LanguageModelRun, PreparedText
+from studies.work_folder import WorkDir
+from studies.workers import Workers
 
 LINES = {"train": 300, "valid": 40, "test": 40}
 
@@ -38,7 +39,7 @@ def test_a_text_that_is_shorter_than_an_update(tmp_path):
     """Progress was divided by zero."""
     settings = sotu.settings_of(sotu_comparison.parse_arguments(["--cpu"]), 1, 1, 5)
     data = PreparedText(WorkDir(tmp_path), None, None)
-    run = sotu.LanguageModelRun("awd_lstm 1", (), settings, data, tmp_path / "run", tokens=10)
+    run = LanguageModelRun("awd_lstm 1", (), settings, data, tmp_path / "run", tokens=10)
     assert run.training().total == 1
 
 
@@ -63,8 +64,8 @@ def test_methods_are_compared_once(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(sotu.LanguageModelRun, "training", refuse)
-    monkeypatch.setattr(sotu.LanguageModelRun, "evaluation", refuse)
+    monkeypatch.setattr(LanguageModelRun, "training", refuse)
+    monkeypatch.setattr(LanguageModelRun, "evaluation", refuse)
     assert sotu.compare(arguments) == table
 
 

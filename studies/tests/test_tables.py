@@ -9,7 +9,7 @@ import pytest
 
 from spectral_fairseq.errors import DataError
 from studies import tables
-from studies.training import read_training_log
+from studies.training_log import read_training_log
 
 SIGNATURE = "BLEU|tok:13a"
 

@@ -39,9 +39,6 @@ class Making(NamedTuple):
     chance: random.Random
 
 
-# -- damaged bytes
-
-
 def cut(making: Making) -> None:
     content = making.path.read_bytes()
     making.path.write_bytes(content[: making.chance.randrange(len(content))])
@@ -106,9 +103,6 @@ def bomb(making: Making) -> None:
         archive._didModify = True
 
 
-# -- code
-
-
 class Call:
     """A call that unpickling this object makes."""
 
@@ -162,8 +156,6 @@ def code_in_a_setting(making: Making) -> None:
         state["cfg"][place] = {**dict(state["cfg"][place] or {}), name: text}
     torch.save(state, making.path)
 
-
-# -- wrong contents
 
 VALUES: List[Any] = [
     *(None, 0, -1, 10**30, 1.5, float("nan"), True, "", "text", "\x1b[31m", b"bytes", [], {}),

@@ -46,9 +46,6 @@ def is_builtin(node):
     return isinstance(node.func, ast.Name)
 
 
-# Settings that fairseq evaluates: literals work, and nothing else is run
-
-
 def sinks():
     return sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
 
@@ -205,8 +202,6 @@ def test_modules_that_are_imported_later(patched, tmp_path):
     (tmp_path / "imported_late.py").write_text("value = eval('[1] * 2')\n")
     patched.gives(["[1, 1]", "True"], import_late, folder=str(tmp_path))
 
-
-# Programs that fairseq starts
 
 # Where, and why that is left as it is.
 KNOWN = {

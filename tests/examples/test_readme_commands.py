@@ -142,8 +142,6 @@ def test_no_command_escapes(path):
     assert not commands_outside_blocks(path), "put it into a block fenced by ```bash"
 
 
-# -- the checks fail where they should
-
 TRAIN = """\
 fairseq-train data-bin/iwslt14.tokenized.de-en --user-dir spectral_fairseq \\
     --arch {arch} --criterion spectrum_control --optimizer adam --lr 0.001 --max-tokens 4096 {more}

@@ -130,9 +130,6 @@ def test_resumed_equals_uninterrupted(cut, averages_saved, dtype):
     assert average.dtype == torch.float32
 
 
-# The non-monotonic criterion
-
-
 @pytest.mark.parametrize("interval", [0, 1, 3, 5])
 def test_equals_the_condition_written_out(interval):
     generator = random.Random(interval)
@@ -160,9 +157,6 @@ def test_goes_on_from_a_history():
     assert trigger.check(3.5)
     trigger.restart()
     assert not trigger.check(9.0)
-
-
-# What is refused
 
 
 @pytest.mark.parametrize("damage, name", [

@@ -7,9 +7,8 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.continuous_cache import CacheGrid, ContinuousCache, interpolate
+from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
-from tests.lm.test_continuous_cache import of_targets, stream
 from tests.lm.tiny_stateful import PADDING, START, corpus, reader, tiny_model
 from tests.reference import evaluation as reference
 
@@ -122,35 +121,3 @@ def test_too_few_tokens_and_impossible_caches_are_refused():
 def test_perplexity_of_what_is_no_number():
     assert perplexity(0.0, 3) == 1.0
     assert perplexity(float("nan"), 3) == perplexity(1e9, 3) == float("inf")
-
-
-# The continuous cache
-
-
-@pytest.mark.parametrize("block_scores", [1, 200, 10**6])
-@pytest.mark.parametrize("segment", [1, 4, 23])
-@pytest.mark.parametrize("window", [1, 5, 40])
-def test_segments_equal_the_naive_loop_over_each_stream(window, segment, block_scores):
-    rows = [stream(23, seed=seed) for seed in (3, 4)]
-    features, targets, log_model = (torch.stack(one) for one in zip(*rows))
-    plain = of_targets(log_model, targets)
-    cache = ContinuousCache(window, block_scores)
-    parts = []
-    for start in range(0, 23, segment):
-        here = slice(start, start + segment)
-        found, seen = cache(features[:, here], targets[:, here], [0.7])
-        parts.append(interpolate(plain[:, here], found[0], seen, 0.25))
-    mixed = torch.cat(parts, 1)
-    for b, (h, x, log_p) in enumerate(rows):
-        naive = reference.log_with_cache(log_p, h, x, window, 0.7, 0.25)
-        expected = torch.tensor(naive, dtype=torch.float64)
-        torch.testing.assert_close(mixed[b], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_only_the_window_is_kept():
-    features, targets, _ = stream(500)
-    cache = ContinuousCache(9)
-    cache(features[None], targets[None], [1.0])
-    assert cache.keys.shape == (1, 9, 4) and cache.values.shape == (1, 9)
-    # A view would keep the whole segment alive.
-    assert cache.keys._base is None and cache.values._base is None

@@ -241,8 +241,6 @@ def test_averaging_is_asked_for_in_a_resumed_run(tmp_path):
     assert averaged_sgd(resumed.optimizer).averaged == 1
 
 
-# Through the command line: interrupted and resumed equals uninterrupted, bit for bit
-
 ARCH = ("transformer_lm_sc", "cross_entropy", "--share-decoder-input-output-embed")
 # One epoch is several updates; the rate is so high that the validation loss goes up and down.
 # Without --grouped-shuffling fairseq composes new batches when it resumes, and only then.

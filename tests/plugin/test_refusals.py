@@ -46,9 +46,6 @@ def flag_of(flags):
     return "--" + next(iter(flags)).replace("_", "-")
 
 
-# Settings of fairseq: each is refused where training begins.
-
-
 def configuration(setting, *flags):
     """fairseq's configuration with a value of a setting that is refused."""
     values = {"--optimizer": "nt_asgd", "--zero-sharding": "os", "--model-parallel-size": 2}
@@ -142,8 +139,6 @@ def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog
     assert "--svd-interval is 0" in caplog.text and setting.flag in caplog.text
 
 
-# Conflicts of flags and models.
-
 CONFLICTS = [
     (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
      "--adversarial-epsilon and --rdrop-weight"),
@@ -224,8 +219,6 @@ def test_models_that_ask_for_the_targets(task, arch, criterion):
         build_criterion(task, criterion).check_model(model)
 
 
-# Flags of a criterion outside their range.
-
 NUMBERS = ("rdrop_weight", "z_loss", "spectrum_decay")
 OUTSIDE = [  # beside those of test_penalties.py
     *(({name: value}, flag_of({name: 0}))
@@ -253,8 +246,6 @@ def test_flags_outside_their_range(task, flags, match):
     with pytest.raises(ConfigurationError, match=match):
         build_criterion(task, **OFF, **flags)
 
-
-# Models that cannot be built.
 
 UNBUILT = [
     *(("transformer_sc", {name: value}, flag_of({name: value})) for name, value in (
@@ -316,8 +307,6 @@ def test_one_table_for_two_dictionaries(task, build, arch):
     with pytest.raises(ConfigurationError, match=match):
         build(task, arch, **SHARED)
 
-
-# Tables that a flag cannot act on.
 
 OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not svd_tables]
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
@@ -405,9 +394,6 @@ def test_as_many_words_as_dimensions_are_needed(task, model, flag):
         build_criterion(task, **OFF, **{flag: 0.1}).check_model(any_model(task, model, **WIDE))
 
 
-# What the trainer checks beside.
-
-
 @pytest.mark.parametrize("interval", [0, 10])
 def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interval):
     """The second validation ended in ``KeyError: 'table_mean_cosine'``."""
@@ -421,9 +407,6 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
 
 def test_a_cutoff_that_was_not_given_is_not_blamed(task):
     build_host_model(task, "lstm_mos", criterion="adaptive_loss")
-
-
-# Flags without an effect are named, and trained with.
 
 
 @pytest.mark.parametrize("flags, said", [

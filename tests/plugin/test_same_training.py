@@ -74,8 +74,6 @@ def same_trainings(first, second):
     return same_states(weights_of(first), weights_of(second))
 
 
-# In this process, in each precision
-
 # Arguments of build_trainer; the prior of the control refers to the norm of the start.
 WAYS = {
     "likelihood": {},
@@ -117,9 +115,6 @@ def test_a_training_resumes_bit_for_bit(way, precision, tmp_path):
     assert same_states(saved, again)  # the float32 weights, of which the model's are roundings
     table = saved["decoder.output_projection.weight"] if way == "likelihood" else None
     assert table is None or not torch.equal(table, table.bfloat16().float())
-
-
-# Through the command line
 
 
 @pytest.mark.parametrize("name", RESUMED)

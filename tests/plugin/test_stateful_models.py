@@ -52,9 +52,6 @@ MODELS = {
 TWO = ("awd-lstm", "xl adaptive")
 
 
-# Presets
-
-
 @pytest.mark.parametrize("arch", PRESETS)
 def test_presets_are_the_published_ones(arch):
     config = MODEL_DATACLASS_REGISTRY[arch]()
@@ -126,9 +123,6 @@ def test_tables_start_as_the_published_ones(task, name):
     assert svd.weight.norm().item() == pytest.approx(plain.weight.norm().item(), rel=error)
 
 
-# The carry
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm"])
 def test_segments_with_a_carry_equal_one_pass(task, name, kind):
@@ -181,9 +175,6 @@ def test_a_plain_checkpoint_restores_into_an_svd_table(task):
     model.load_state_dict(plain.state_dict(), strict=True)
     tokens = segments(task)["net_input"]["src_tokens"]
     torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
-
-
-# Criterions
 
 
 @pytest.mark.parametrize("form", ["auto", "blockwise"])
@@ -277,9 +268,6 @@ def test_a_dictionary_in_another_order_is_warned_of(task, caplog):
         any_model(task, "xl adaptive")
     assert "falling counts" in caplog.text
     assert "after the first 10 of the dictionary" in caplog.text
-
-
-# Generation
 
 
 def beam_search(model, task, stateful):

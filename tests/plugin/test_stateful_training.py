@@ -117,9 +117,6 @@ def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_wo
     assert first == pytest.approx(second, abs=2e-3)
 
 
-# Transformer-XL
-
-
 @pytest.fixture(scope="module")
 def trained(train):
     """With spectrum control."""

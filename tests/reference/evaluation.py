@@ -5,9 +5,8 @@ from collections import Counter
 
 import torch
 
+
 # The continuous cache: one token, one dictionary of words at a time.
-
-
 def log_with_cache(log_model, features, targets, window, theta, weight):
     """One stream: log_model (T, N), features (T, d), targets (T,) -> log p of each target.
 
@@ -31,8 +30,6 @@ def log_with_cache(log_model, features, targets, window, theta, weight):
 
 
 # Dynamic evaluation: the update rule written out for each tensor in turn.
-
-
 def root_mean_squares(gradients):
     """``gradients``: one list of tensors for each training batch."""
     batches = len(gradients)
@@ -50,8 +47,6 @@ def dynamic_update(weights, trained, gradients, rms, rate, decay, epsilon):
 
 
 # Sentence BLEU from counted n-grams; zero counts are smoothed as in Chen and Cherry, method 3.
-
-
 def ngrams(words, order):
     return Counter(tuple(words[at : at + order]) for at in range(len(words) - order + 1))
 

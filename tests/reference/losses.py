@@ -6,9 +6,8 @@ the adversarial softmax, two passes (R-Drop), and the adaptive softmax.
 
 import torch
 
+
 # Mixture outputs and the smoothed loss, of which the losses below are made.
-
-
 def log_mixture(contexts, log_prior, matrix, bias=None):
     """contexts (*, K, d), log_prior (*, K), matrix (N, d), bias (N,) -> (*, N)."""
     scores = torch.nn.functional.linear(contexts, matrix, bias)  # [*, K, N]
@@ -53,8 +52,6 @@ def adversarial_log_mixture(contexts, log_prior, targets, matrix, epsilon, bias=
 
 
 # The z-loss and the soft cap, token by token.
-
-
 def softcapped(scores, softcap):
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
@@ -71,8 +68,6 @@ def z_losses(scores, targets, z_loss=0.0, softcap=None, label_smoothing=0.0, ign
 
 
 # The adversarial softmax by its inner problem: the worst delta, built and added to the table.
-
-
 def adversarial_logits(features, table, targets, epsilon):
     rows = []
     for h, y in zip(features.double(), targets.tolist()):
@@ -85,8 +80,6 @@ def adversarial_logits(features, table, targets, epsilon):
 
 
 # Losses of two passes in the notation of their papers.
-
-
 def kl(log_p, log_q):
     """KL(p||q) of each row."""
     return (log_p.exp() * (log_p - log_q)).sum(-1)
@@ -103,8 +96,6 @@ def r_drop(first, second, targets, alpha, label_smoothing=0.0, ignore_index=None
 
 
 # The adaptive softmax: one distribution over the head, one over each cluster.
-
-
 def log_adaptive_softmax(features, weight, bias, cluster_weight, cluster_bias, cutoffs):
     """features (T, d), weight (N, d), bias (N,), vectors and biases of J clusters -> (T, N).
 

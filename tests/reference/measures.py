@@ -8,9 +8,8 @@ import math
 
 import torch
 
+
 # Isotropy measures, term by term.
-
-
 def partition(matrix, direction):
     return sum(math.exp(sum(float(w) * float(a) for w, a in zip(row, direction))) for row in matrix)
 
@@ -48,8 +47,6 @@ def effective_rank(sigma):
 
 
 # IsoScore of a cloud of points, step by step as in its paper.
-
-
 def isoscore(points):
     points = points.double()
     count, n = points.shape
@@ -67,8 +64,6 @@ def isoscore(points):
 
 
 # Kullback-Leibler divergence, pair by pair.
-
-
 def expected_pairwise_kl(log_probabilities):
     rows = log_probabilities.double()
     total, pairs = 0.0, 0
@@ -81,8 +76,6 @@ def expected_pairwise_kl(log_probabilities):
 
 
 # The mean cosine within sequences.
-
-
 def sequence_cosine(sequences):
     means = []
     for states in sequences:

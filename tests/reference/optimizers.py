@@ -2,8 +2,6 @@
 
 
 # SGD and the average of all its iterates since a step, kept as a list.
-
-
 def averaged_sgd(weights, gradients, rates, weight_decay=0.0, start=None):
     """Weights and average after the steps.
 

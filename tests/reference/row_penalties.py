@@ -5,9 +5,8 @@ In turn: cosine regularisation, and the weight-norm paper's regulariser with its
 
 import torch
 
+
 # Equation 6 of the cosine paper.
-
-
 def cosine_penalty(matrix, excluded=()):
     rows = [matrix[i].double() for i in range(matrix.size(0)) if i not in set(excluded)]
     units = [row / row.norm() if bool(row.any()) else 0 * row for row in rows]
@@ -20,8 +19,6 @@ def cosine_penalty(matrix, excluded=()):
 
 
 # Equations 8, 10 and 12 of the weight-norm paper, word by word.
-
-
 def weight_norm_penalty(matrix, targets, excluded=(), eps=1e-8):
     total = torch.tensor(eps, dtype=torch.float64)
     for i in range(matrix.size(0)):

@@ -8,9 +8,8 @@ import math
 
 import torch
 
+
 # Singular values, on a copy without excluded rows.
-
-
 def without_rows(matrix, excluded):
     keep = [i for i in range(matrix.size(0)) if i not in set(excluded)]
     return matrix.double()[keep]
@@ -21,8 +20,6 @@ def singular_values(matrix, excluded=()):
 
 
 # The four orthogonality terms with torch's own matrix norms, on a copy without excluded rows.
-
-
 def defects(matrix):
     matrix = matrix.double()
     residual = matrix.t() @ matrix - torch.eye(matrix.size(1), dtype=torch.float64)
@@ -44,8 +41,6 @@ def orthogonality_penalty(u, v, weights):
 
 
 # Priors and penalty of spectrum control, written out term by term.
-
-
 def prior(kind, dim, c1, c2, gamma):
     if kind == "exponential":
         return [c1 * math.exp(-c2 * k**gamma) for k in range(1, dim + 1)]
@@ -58,8 +53,6 @@ def spectrum_penalty(sigma, target):
 
 
 # One step of the decoupled control, value by value.
-
-
 def controlled(weight, prior, rate, side, slack, scale, centering=0.0, excluded=()):
     weight = weight.double().clone()
     kept = [i for i in range(weight.size(0)) if i not in set(excluded)]
@@ -82,16 +75,12 @@ def controlled(weight, prior, rate, side, slack, scale, centering=0.0, excluded=
 
 
 # Squared distance of a normalised spectrum from the flat one, term by term.
-
-
 def spectral_normalization_penalty(sigma):
     largest = max(abs(float(value)) for value in sigma)
     return sum((1 - abs(float(value)) / largest) ** 2 for value in sigma)
 
 
 # The D-optimal regulariser by way of the determinant.
-
-
 def d_optimal_penalty(matrix):
     matrix = matrix.double()
     return -0.5 * torch.logdet(matrix.t() @ matrix)

@@ -32,8 +32,6 @@ STEPS = 2
 
 
 # Each trains a model for two steps with SGD, and returns the names of what was logged.
-
-
 def steps(model, control, optimizer, wrapped=None, backward=None):
     if control is not None:
         control.follow(optimizer)
@@ -203,8 +201,6 @@ BEHIND = ("a loop", "accelerate", *OF_GROUPS)  # a control of a model is made by
 
 
 # What is tried in each of them; the assertions say what "yes" means.
-
-
 def with_table(transformers, train):
     model = build(transformers)
     weight_norm_(model)
