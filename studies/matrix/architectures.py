@@ -266,8 +266,7 @@ NOT_TRIED: Dict[str, str] = {
 
 def make_data(folder: Path) -> None:
     """Write tiny random data: sentences of two languages, text, features of speech, recordings."""
-    import soundfile  # what fairseq reads recordings with, and does not install
-
+    soundfile = importlib.import_module("soundfile")  # fairseq reads recordings with it
     preprocess = importlib.import_module("fairseq_cli.preprocess")
     rng, numbers = random.Random(1), np.random.default_rng(1)
     words = [f"w{index}" for index in range(30)]

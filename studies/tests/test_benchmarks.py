@@ -24,6 +24,7 @@ from benchmarks import (
     bench_spectrum_decay,
     bench_step,
     bench_training,
+    bench_update,
     harness,
 )
 from benchmarks.gpu import __main__ as gpu
@@ -66,6 +67,7 @@ def figures(monkeypatch, capsys):
         (bench_processes, "--updates"),
         (bench_loss_form, "--threads"),
         (bench_products, "--seconds"),
+        (bench_update, "--turns"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
@@ -246,6 +248,22 @@ def test_block_memory(figures, monkeypatch):
 def test_decoding(figures):
     flags = ("--components", 2, "--words", 50, "--dim", 16, "--repetitions", 1)
     assert len(figures(bench_decoding, *flags)["rows"]) == 3
+
+
+def test_an_update_stands_beside_its_products(figures):
+    torch.manual_seed(1)
+    weight = torch.randn(7, 5, requires_grad=True)
+    with bench_update.RecordedProducts() as products:
+        torch.mm(torch.randn(3, 5), weight.t()).logsumexp(-1).sum().backward()
+    # Of the forward pass, and of the gradient of the weight.
+    assert [func.overloadpacket for func, *_ in products.calls] == [torch.ops.aten.mm] * 2
+    products.again()()
+    rows = figures(bench_update, "--shape", "tiny", "--turns", 1)["results"]["tiny"]
+    assert [row["update"] for row in rows] == ["fairseq", "this package"]
+    for row in rows:
+        assert row["over its products"] > 1
+        kinds = [row["Adam"], *(row[kind] for kind, _ in bench_update.KINDS)]
+        assert all(share > 0 for share in kinds) and sum(kinds) == pytest.approx(1, abs=0.01)
 
 
 def test_a_checkpoint_is_translated_by_fairseq_and_by_ctranslate2(
