@@ -73,46 +73,64 @@ class Output(nn.Module):
         return self.lm_head(features)
 
 
-def loss_step(kind: str, args: argparse.Namespace) -> Callable[[], None]:
-    """The loss of one kind with its gradients; the gradients are dropped before each call."""
-    words, width, *_ = SHAPES[args.shape]
-    torch.manual_seed(0)
-    options: Dict[str, Any] = {"device": args.device, "dtype": PRECISIONS[args.precision]}
-    model = Output(words, width).to(**options)
-    features = torch.randn(1, args.tokens, width, **options).requires_grad_()
-    labels = torch.randint(words, (1, args.tokens), device=args.device)
-    fused = fused_loss_(model, shift=True) if kind == "fused" else None
+LOSSES = ("transformers", "fused_loss_", "torch in chunks")  # the last one from torch 2.13 on
 
-    def run() -> None:
+
+def loss_of(kind: str, words: int, width: int, tokens: int, **options: Any) -> Callable[[], Tensor]:
+    """A loss of one kind, of an output layer with the same entries each time, without gradients.
+
+    Args:
+        kind: one of :data:`LOSSES`.
+        words: N.
+        width: d.
+        tokens: of the batch.
+        **options: device and dtype.
+    """
+    torch.manual_seed(0)
+    model = Output(words, width).to(**options)
+    features = torch.randn(1, tokens, width, **options).requires_grad_()
+    labels = torch.randint(words, (1, tokens), device=options.get("device"))
+    targets = F.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
+    fused = fused_loss_(model, shift=True) if kind == "fused_loss_" else None
+
+    def loss() -> Tensor:
         model.zero_grad()
         features.grad = None
-        outputs = model(features)
         if fused is not None:
-            loss = fused(outputs, labels)
-        else:
-            targets = F.pad(labels, (0, 1), value=-100)[..., 1:]
-            loss = F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten())
-        loss.backward()
+            return fused(model(features), labels)
+        if kind == "transformers":  # as its ForCausalLMLoss
+            return F.cross_entropy(model(features).float().flatten(0, 1), targets)
+        chunks: Any = nn.LinearCrossEntropyOptions()
+        table = model.lm_head.weight
+        return F.linear_cross_entropy(features.flatten(0, 1), table, targets, options=chunks)
 
-    return run
+    return loss
+
+
+def loss_step(kind: str, args: argparse.Namespace) -> Callable[[], None]:
+    """The loss of one kind with its gradients."""
+    words, width, *_ = SHAPES[args.shape]
+    dtype = PRECISIONS[args.precision]
+    loss = loss_of(kind, words, width, args.tokens, device=args.device, dtype=dtype)
+    return lambda: loss().backward()
 
 
 def loss_figures(args: argparse.Namespace) -> Dict[str, Any]:
     """Time and memory of the loss by blocks over those of the dense one."""
-    kinds = ("dense", "fused")
-    times = paired_times({kind: loss_step(kind, args) for kind in kinds}, args.pairs)
+    dense, fused = LOSSES[:2]
+    times = paired_times({kind: loss_step(kind, args) for kind in (dense, fused)}, args.pairs)
     sizes = ["--shape", args.shape, "--tokens", str(args.tokens), *device_arguments(args)]
     memory = {
         kind: in_fresh_process("benchmarks.bench_training", ["--memory", kind, *sizes])
-        for kind in kinds
+        for kind in (dense, fused)
     }
     return {
-        "dense_s": statistics.median(times["dense"]),
-        "fused_s": statistics.median(times["fused"]),
-        "time_ratio": median_ratio(times["fused"], times["dense"]),
-        "dense_mib": memory["dense"],
-        "fused_mib": memory["fused"],
-        "memory_ratio": memory["fused"] / memory["dense"],
+        "dense_s": statistics.median(times[dense]),
+        "fused_s": statistics.median(times[fused]),
+        "time_ratio": median_ratio(times[fused], times[dense]),
+        "dense_mib": memory[dense],
+        "fused_mib": memory[fused],
+        "memory_ratio": memory[fused] / memory[dense],
     }
 
 
@@ -155,7 +173,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="gpt2")
     parser.add_argument("--tokens", type=positive, help="of a step; 1,024 for gpt2")
     parser.add_argument("--pairs", type=positive, default=5)
-    parser.add_argument("--memory", choices=("dense", "fused"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=LOSSES, help=argparse.SUPPRESS)
     add_device_options(parser)
     args = parser.parse_args()
     args.tokens = args.tokens or SHAPES[args.shape][-1]

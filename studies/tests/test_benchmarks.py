@@ -13,9 +13,11 @@ from benchmarks import (
     bench_analysis,
     bench_awd_lstm,
     bench_block_memory,
+    bench_by_products,
     bench_consistency,
     bench_ctranslate2,
     bench_decoding,
+    bench_fused_loss,
     bench_loss_form,
     bench_mixture,
     bench_penalties,
@@ -41,7 +43,8 @@ def figures(monkeypatch, capsys):
 
     def run(module, *argv):
         monkeypatch.setattr(harness, "in_fresh_process", lambda *_: 1.0)
-        for one in (bench_step, bench_spectrum_decay, bench_consistency, bench_training):
+        modules = (bench_step, bench_spectrum_decay, bench_consistency, bench_training)
+        for one in (*modules, bench_by_products):
             monkeypatch.setattr(one, "in_fresh_process", lambda *_: 1.0)
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, argv)])
         module.main()
@@ -66,6 +69,8 @@ def figures(monkeypatch, capsys):
         (bench_training, "--pairs"),
         (bench_processes, "--updates"),
         (bench_loss_form, "--threads"),
+        (bench_by_products, "--turns"),
+        (bench_fused_loss, "--tokens"),
         (bench_products, "--seconds"),
         (bench_update, "--turns"),
     ],
@@ -201,9 +206,42 @@ def test_step(figures):
 def test_training(figures, monkeypatch, capsys):
     found = figures(bench_training, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
     assert all("time_ratio" in found[part] for part in ("loss", "control"))
-    monkeypatch.setattr(sys, "argv", "mod --memory fused --shape tiny --device cpu".split())
+    monkeypatch.setattr(sys, "argv", "mod --memory fused_loss_ --shape tiny --device cpu".split())
     bench_training.main()
     assert float(capsys.readouterr().out) >= 0
+
+
+@pytest.fixture
+def keep_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("keep_threads")
+def test_losses_of_others_take_turns_with_ours(figures):
+    """All of them are the same loss of the same output layer."""
+    values = []
+    for kind in bench_fused_loss.kinds():
+        loss = bench_training.loss_of(kind, 61, 16, 7)
+        loss().backward()
+        values.append(loss())
+    for value in values[1:]:
+        torch.testing.assert_close(value, values[0], rtol=1e-6, atol=1e-6)
+    found = figures(bench_fused_loss, "--quick", "--tokens", 8, "--seconds", 1)
+    assert len(found["rows"]) == 2 * 2 * 2
+    assert {"GPT-2", "Qwen"} == {row["vocabulary"] for row in found["rows"]}
+    for row in found["rows"]:
+        assert row["turns"] >= 2 and row["fused_loss_, s"] > 0 and row["over transformers"] > 0
+
+
+@pytest.mark.usefixtures("keep_threads")
+def test_what_by_products_of_the_loss_cost(figures, monkeypatch):
+    monkeypatch.setattr(bench_by_products, "SIZES", dict(bench_by_products.SIZES))
+    found = figures(bench_by_products, "--quick", "--turns", 1)
+    forms = list(bench_by_products.FORMS)
+    assert [row["form"] for row in found["rows"]] == [*forms, *forms]
+    assert all(row["time"] == 1 for row in found["rows"] if row["form"] == "alone")
 
 
 @pytest.mark.slow
