@@ -23,7 +23,7 @@ Example: spectral-fairseq doctor --all
 """
 
 USER_DIR = "spectral_fairseq"
-TESTED = {"python": ("3.9", "3.13"), "torch": ("1.12", "2.13")}
+TESTED = {"python": ("3.9", "3.13"), "torch": ("1.12", "2.14")}
 """The oldest and the newest version in which all tests were run; others are not excluded."""
 
 _INDENT = " " * 6

@@ -50,7 +50,7 @@ def test_failures_are_shown():
     assert rows[4].endswith("| 9, 1 failed |") and rows[5].endswith("|  |")
     assert rows[6:-1] == [
         "",
-        "Of the 2 rows with fairseq 1 read the checkpoints of all.",
+        "Of 3 pairs of rows, 2 read each other's checkpoints.",
         "",
         "What failed:",
         "",
