@@ -34,19 +34,20 @@ Example: spectral-fairseq analyze checkpoint_best.pt --out report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the models, and what :func:`add_report_arguments` adds."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="MODEL",
-        help="file or folder of a model or a table",
-    )
-    add_report_arguments(parser)
+    """Add the models, and what is measured of them."""
+    add_report_arguments(parser, "MODEL", "file or folder of a model or a table")
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that ``analyze`` and ``compare`` share."""
+def add_report_arguments(parser: argparse.ArgumentParser, metavar: str, named: str) -> None:
+    """Add the arguments that ``analyze`` and ``compare`` share.
+
+    Args:
+        parser: of the subcommand.
+        metavar: name of the models in the usage.
+        named: what names a model.
+    """
     add = parser.add_argument
+    add("checkpoints", nargs="+", metavar=metavar, help=named)
     add("--all", action="store_true", help="print every measure, not only four beside the verdict")
     add("--out", metavar="DIR", help="write report.html, pictures and JSON to this folder")
     add("--overwrite", action="store_true", help="replace a report that is already in DIR")

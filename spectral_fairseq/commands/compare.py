@@ -25,13 +25,8 @@ Example: spectral-fairseq compare plain.pt other.pt --out report
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the models and runs, and what ``analyze`` takes as well."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="MODEL_OR_RUN",
-        help="file or folder of a model, or the folder of a training run",
-    )
-    add_report_arguments(parser)
+    named = "file or folder of a model, or the folder of a training run"
+    add_report_arguments(parser, "MODEL_OR_RUN", named)
 
 
 def run(args: argparse.Namespace) -> int:

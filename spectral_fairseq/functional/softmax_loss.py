@@ -89,6 +89,17 @@ class Losses(NamedTuple):
     squares: Tensor
 
 
+class _Options(NamedTuple):
+    """How :func:`blockwise_cross_entropy` weighs and cuts, and whether tokens are measured."""
+
+    z_loss: float = 0.0
+    softcap: Optional[float] = None
+    label_smoothing: float = 0.0
+    by_probability: bool = False
+    block_elements: Optional[int] = None
+    measures: bool = False
+
+
 class _ScoredBlock(NamedTuple):
     """The scores of one block of tokens; rows behind the first ``real`` only fill it up.
 
@@ -129,11 +140,7 @@ class _BatchLoss:
         bias: b, shape (N,).
         margin: m, shape (T,).
         token_weights: shape (T,).
-        label_smoothing: eps.
-        z_loss: lambda.
-        softcap: c.
-        by_probability: whether each token is weighted by the probability of its target.
-        measures: whether each token is measured.
+        options: as of :func:`blockwise_cross_entropy`.
         needed: which gradients of contexts, table and bias autograd asks for.
         dtype: of the products.
     """
@@ -146,24 +153,21 @@ class _BatchLoss:
         bias: Optional[Tensor],
         margin: Optional[Tensor],
         token_weights: Optional[Tensor],
+        options: _Options,
         *,
-        label_smoothing: float,
-        z_loss: float,
-        softcap: Optional[float],
-        by_probability: bool,
-        measures: bool,
         needed: Tuple[bool, bool, bool],
         dtype: torch.dtype,
     ) -> None:
         self.contexts, self.targets, self.margin = contexts, targets, margin
-        self.token_weights, self.by_probability = token_weights, by_probability
-        self.z_loss, self.softcap = z_loss, softcap
+        self.token_weights, self.options = token_weights, options
         self.tokens, self.vocabulary = contexts.size(0), matrix.size(0)
-        self.target_weight, self.uniform = smoothing_weights(label_smoothing, self.vocabulary)
-        self.weighted = token_weights is not None or by_probability
+        self.target_weight, self.uniform = smoothing_weights(
+            options.label_smoothing, self.vocabulary
+        )
+        self.weighted = token_weights is not None or options.by_probability
         self.dtype = accumulation_dtype(dtype)
         self.block_scores = BlockScores(matrix, bias, dtype)
-        by_sums = self.uniform and softcap is None
+        by_sums = self.uniform and options.softcap is None
         self.word_sum = matrix.sum(0, dtype=self.dtype) if by_sums else None  # [d]
         scores_bias = self.block_scores.bias
         self.bias_sum = 0.0 if scores_bias is None else scores_bias.sum()
@@ -173,9 +177,10 @@ class _BatchLoss:
         self.squares = self.loss.clone()  # sum of (log Z)^2
         self.margin_gradient = None if margin is None else self._per_token(True)
         self.weights = contexts.new_ones(self.tokens if self.weighted else 0, dtype=self.dtype)
-        self.measured: Optional[Measured] = [] if measures else None
-        self.log_probs = self._per_token(measures)
-        self.entropy, self.right = self._per_token(measures), self._per_token(measures)
+        self.measured: Optional[Measured] = [] if options.measures else None
+        self.log_probs, self.entropy, self.right = (
+            self._per_token(options.measures) for _ in range(3)
+        )
 
     def _per_token(self, wanted: bool) -> Tensor:
         return self.contexts.new_zeros(self.tokens if wanted else 0, dtype=self.dtype)
@@ -187,7 +192,7 @@ class _BatchLoss:
         margin = slope = score_sum = None
         if self.margin is not None:
             margin = filled(self.margin[part].to(self.dtype), size)  # [b]
-        if self.softcap is None:
+        if self.options.softcap is None:
             softmax, log_z, target_score = self.block_scores.softmax(
                 rows, targets, margin, self.measured
             )
@@ -198,7 +203,7 @@ class _BatchLoss:
                     score_sum -= margin
         else:
             softmax = self.block_scores(rows)  # [b, N]
-            slope = softcap_(softmax, self.softcap)
+            slope = softcap_(softmax, self.options.softcap)
             score_sum = softmax.sum(1) if self.uniform else None
             log_z, target_score = softmax_and_targets_(softmax, targets, margin, self.measured)
         real = part.stop - part.start
@@ -250,7 +255,7 @@ class _BatchLoss:
             return padded(block.rows.new_ones(block.real, dtype=self.dtype), size)
         if self.token_weights is not None:
             self.weights[part] = self.token_weights[part].to(self.dtype)
-        if self.by_probability:
+        if self.options.by_probability:
             self.weights[part] *= torch.exp(-plain_nll[: block.real])
         if self.margin_gradient is not None:
             self.margin_gradient[part] *= self.weights[part]
@@ -258,15 +263,15 @@ class _BatchLoss:
 
     def _slope_of_log_z(self, block: _ScoredBlock, counted: Tensor) -> Optional[Tensor]:
         """Add the z-loss, and return its derivative by log Z, shape (b,)."""
-        if not self.z_loss:
+        if not self.options.z_loss:
             return None
         log_z = block.log_z
         log_z[block.real :] = 0
         self.squares += log_z @ log_z
-        slope = 2 * self.z_loss * log_z
+        slope = 2 * self.options.z_loss * log_z
         if not self.weighted:
             return slope
-        self.loss += self.z_loss * (counted @ log_z.square())
+        self.loss += self.options.z_loss * (counted @ log_z.square())
         return slope * counted
 
     def _add_gradients(
@@ -291,8 +296,8 @@ class _BatchLoss:
 
     def finish(self) -> None:
         """Add what is the same for all tokens, once the last block has been added."""
-        if self.z_loss and not self.weighted:
-            self.loss = self.loss + self.z_loss * self.squares
+        if self.options.z_loss and not self.weighted:
+            self.loss = self.loss + self.options.z_loss * self.squares
         if self.word_sum is None:
             return
         sums, weighted = self.gradients, self.weighted
@@ -324,17 +329,12 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         matrix: Tensor,
         bias: Optional[Tensor],
         margin: Optional[Tensor],
-        label_smoothing: float,
-        block_elements: Optional[int],
-        z_loss: float,
-        softcap: Optional[float],
         token_weights: Optional[Tensor],
-        by_probability: bool,
-        measures: bool,
+        options: _Options,
     ) -> Tuple[Tensor, ...]:
         # With the z-loss or a weight the gradient of a score may be larger than 1. Autocast decides
         # the dtype of the products, so it is asked before it is switched off.
-        bounded = not z_loss and token_weights is None
+        bounded = not options.z_loss and token_weights is None
         dtype = product_dtype(contexts, matrix, bounded=bounded)
         needs = ctx.needs_input_grad
         with torch.autocast(contexts.device.type, enabled=False):
@@ -345,16 +345,12 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 bias,
                 margin,
                 token_weights,
-                label_smoothing=label_smoothing,
-                z_loss=z_loss,
-                softcap=softcap,
-                by_probability=by_probability,
-                measures=measures,
+                options,
                 needed=(needs[0], needs[2], needs[3]),
                 dtype=dtype,
             )
-            narrow = softcap is None and batch.block_scores.overwrites_products
-            rows = tokens_per_block(matrix, block_elements, half_precision=narrow)
+            narrow = options.softcap is None and batch.block_scores.overwrites_products
+            rows = tokens_per_block(matrix, options.block_elements, half_precision=narrow)
             for part, size in token_blocks(batch.tokens, rows):
                 batch.add(batch.scored(part, size))
             batch.finish()
@@ -369,7 +365,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     @differentiable_once("blockwise_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
-        return (contexts, None, matrix, bias, margin, *[None] * 7)
+        return (contexts, None, matrix, bias, margin, None, None)
 
 
 @outside_graphs
@@ -418,9 +414,9 @@ def blockwise_cross_entropy(
         ConfigurationError: shapes that do not fit together, eps, lambda or c outside its range, or
             weights that have a gradient.
     """
-    options = (z_loss, softcap, label_smoothing, weights, by_probability)
-    given = (contexts, targets, matrix, bias, margin)
-    return Losses(*_cross_entropy(*given, *options, ignore_index, block_elements, False)[:4])
+    options = _Options(z_loss, softcap, label_smoothing, by_probability, block_elements)
+    given = (contexts, targets, matrix, bias, margin, weights)
+    return Losses(*_cross_entropy(*given, ignore_index, options)[:4])
 
 
 @outside_graphs
@@ -430,21 +426,17 @@ def measured_cross_entropy(
     matrix: Tensor,
     bias: Optional[Tensor] = None,
     *,
-    z_loss: float = 0.0,
-    softcap: Optional[float] = None,
-    label_smoothing: float = 0.0,
     weights: Optional[Tensor] = None,
-    by_probability: bool = False,
     ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
+    **options: Any,
 ) -> Tuple[Losses, TokenMeasures]:
     """Return what :func:`blockwise_cross_entropy` does, and the measures of each token.
 
-    They are by-products of the same pass, without a gradient; the arguments are the same.
+    They are by-products of the same pass, without a gradient. The arguments are the same, but for
+    the margin: of an adversarial loss no token is measured.
     """
-    options = (z_loss, softcap, label_smoothing, weights, by_probability)
-    given = (contexts, targets, matrix, bias, None)
-    sums = _cross_entropy(*given, *options, ignore_index, block_elements, True)
+    given = (contexts, targets, matrix, bias, None, weights)
+    sums = _cross_entropy(*given, ignore_index, _Options(measures=True, **options))
     kept = kept_rows(ignore_index, targets)
     return Losses(*sums[:4]), TokenMeasures.at(kept, targets.shape, *sums[4:])
 
@@ -455,20 +447,15 @@ def _cross_entropy(
     matrix: Tensor,
     bias: Optional[Tensor],
     margin: Optional[Tensor],
-    z_loss: float,
-    softcap: Optional[float],
-    label_smoothing: float,
     weights: Optional[Tensor],
-    by_probability: bool,
     ignore_index: Optional[int],
-    block_elements: Optional[int],
-    measures: bool,
+    options: _Options,
 ) -> Tuple[Tensor, ...]:
     check_loss_shapes(contexts, targets, matrix, bias)
-    if z_loss:
-        check_range("`z_loss`", z_loss, at_least=0)
-    if softcap is not None:
-        check_range("`softcap`", softcap, above=0)
+    if options.z_loss:
+        check_range("`z_loss`", options.z_loss, at_least=0)
+    if options.softcap is not None:
+        check_range("`softcap`", options.softcap, above=0)
     if weights is not None:
         check_token_weights(weights, targets)
     targets, contexts, margin, weights = without_ignored(
@@ -476,9 +463,8 @@ def _cross_entropy(
     )
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
-    options = (label_smoothing, block_elements, z_loss, softcap, weights, by_probability, measures)
     sums: Tuple[Tensor, ...] = _BlockwiseCrossEntropy.apply(
-        contexts, targets, matrix, bias, margin, *options
+        contexts, targets, matrix, bias, margin, weights, options
     )
     return sums
 

@@ -34,8 +34,10 @@ SVD_INTERVAL = Option(
 FLAGS = (*control.OPTIONS, SVD_INTERVAL)
 
 
-class TableControl:
-    """What is done to the tables of one model after updates.
+class SpectrumControl:
+    """What is done to the tables of one model of fairseq after updates.
+
+    ``training/control.py`` has its counterpart for models of torch.
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.

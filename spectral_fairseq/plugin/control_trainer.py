@@ -24,7 +24,7 @@ from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.table_control import Workers, apply_change_
 from spectral_fairseq.methods.control import CENTERING, DECAY
 from spectral_fairseq.methods.prior import TablePrior
-from spectral_fairseq.plugin.control import SVD_INTERVAL, TableControl
+from spectral_fairseq.plugin.control import SVD_INTERVAL, SpectrumControl
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.listener import Listener
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def controls_of(trainer: Any) -> List[TableControl]:
+def controls_of(trainer: Any) -> List[SpectrumControl]:
     """What is done to the tables of each model of a trainer.
 
     Raises:
@@ -93,7 +93,7 @@ def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
 
 
 @torch.no_grad()
-def control_tables(trainer: Any, controls: List[TableControl], lr: float) -> None:
+def control_tables(trainer: Any, controls: List[SpectrumControl], lr: float) -> None:
     """Change the tables if that is due after the latest update, which had the learning rate lr.
 
     Raises:
@@ -126,7 +126,7 @@ def _highest_lr(trainer: Any) -> float:
     return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
-def _change_all(controls: Iterable[TableControl], trainer: Any, lr_share: float) -> None:
+def _change_all(controls: Iterable[SpectrumControl], trainer: Any, lr_share: float) -> None:
     """Plan the change of every table before the first one is written."""
     workers = Workers(trainer.data_parallel_process_group)
     planned = []
@@ -148,14 +148,14 @@ def _once(items: Iterable[T], key: Callable[[T], Any]) -> List[T]:
     return list({id(key(item)): item for item in items}.values())
 
 
-class ControlledTables(Listener):
+class TableChanges(Listener):
     """Changes tables after updates; keeps the norms that an automatic prior refers to."""
 
     name = "table_start_norms"
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self.controls: Optional[List[TableControl]] = None
+        self.controls: Optional[List[SpectrumControl]] = None
         self.lr = 0.0
 
     def begin_training(self) -> None:

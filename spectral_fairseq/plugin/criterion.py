@@ -98,7 +98,7 @@ class Objective:
     likelihood: LikelihoodTerm
     reported: LikelihoodTerm
     penalties: Penalties
-    control: control.TableControl
+    control: control.SpectrumControl
 
 
 class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
@@ -153,7 +153,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         cfg = with_method(self._cfg, has_svd=True)
         parts = Parts(nn.Module(), words, prior_from_flags(cfg))
         Penalties(cfg, parts)
-        control.TableControl(cfg, parts)
+        control.SpectrumControl(cfg, parts)
 
     def objective_of(self, model: nn.Module) -> Objective:
         """What is done with a model, wrapped for data parallelism or not.
@@ -193,7 +193,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             likelihood_choice.likelihood_term(self, parts, options, form),
             likelihood_choice.plain_likelihood(self, parts, form),
             Penalties(cfg, parts),
-            control.TableControl(cfg, parts),
+            control.SpectrumControl(cfg, parts),
         )
 
     def _words_of(self, dictionary: Any) -> Words:

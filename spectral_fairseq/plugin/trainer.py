@@ -13,7 +13,7 @@ from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.averages import Averages
 from spectral_fairseq.plugin.beam_search import SHARED_SENTENCES
 from spectral_fairseq.plugin.checks import Checks, WaysOfTraining
-from spectral_fairseq.plugin.control_trainer import ControlledTables
+from spectral_fairseq.plugin.control_trainer import TableChanges
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
 from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
@@ -26,7 +26,7 @@ from spectral_fairseq.plugin.stream_iterator import STREAMS
 LISTENERS = (
     WaysOfTraining,  # refuses before anything else looks at the tables
     MuonMatrices,
-    ControlledTables,  # decides how an SVD table is trained before the criterion is checked
+    TableChanges,  # decides how an SVD table is trained before the criterion is checked
     Checks,
     Updates,
     Averages,

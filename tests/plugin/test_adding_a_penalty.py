@@ -2,53 +2,25 @@
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.guides import ROOT, check_style, commands_of, follow, run_in
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding_a_penalty.md"
 if not PAGE.exists():
     pytest.skip("the documentation is not beside these tests", allow_module_level=True)
-
-FILE = re.compile(r"^`(\S+)`\n\n```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def patched(text, diff):
-    """``text`` with each line marked + inserted behind the lines that precede it in ``diff``."""
-    lines, at = text.splitlines(), None
-    for line in diff.splitlines():
-        if line.startswith("+"):
-            at += 1
-            lines.insert(at, line[1:])
-        elif at is not None and lines[at + 1] == line[1:]:
-            at += 1
-        else:
-            assert lines.count(line[1:]) == 1, f"not found once: {line[1:]}"
-            at = lines.index(line[1:])
-    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """A copy in which steps 1 to 3 are done."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in ("spectral_fairseq", "tests", "docs"):
-        # With what is compiled, except what is just being written.
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    steps = FILE.findall(PAGE.read_text("utf-8"))
-    assert [kind for _, kind, _ in steps] == ["python", "python", "diff", "diff"]
-    for path, kind, code in steps:
-        file = folder / path
-        assert file.exists() == (kind == "diff"), path
-        file.write_text(patched(file.read_text("utf-8"), code) if kind == "diff" else code, "utf-8")
+    follow(PAGE, folder, ["python", "python", "diff", "diff"])
     return folder
 
 
@@ -62,16 +34,13 @@ def run(repository, fork_server):
         path = os.pathsep.join(map(str, folders))
         threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env = {**os.environ, **threads, "PATH": path, "PYTHONPATH": str(repository), **variables}
-        return subprocess.run(
-            command, cwd=repository, env=env, capture_output=True, text=True, timeout=900
-        )
+        return run_in(repository, command, env)
 
     return run_in_copy
 
 
 def test_the_commands_of_the_walk(run, repository, tiny_translation_data):
-    (commands,) = COMMANDS.findall(PAGE.read_text("utf-8"))
-    done = run(["bash", "-euc", commands], DATA=str(tiny_translation_data))
+    done = run(["bash", "-euc", commands_of(PAGE)], DATA=str(tiny_translation_data))
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-6000:]
     assert " passed" in log
@@ -97,7 +66,4 @@ def test_the_suite_holds_with_the_new_penalty(run):
 
 
 def test_its_style(run):
-    pytest.importorskip("ruff")  # which `make lint` installs, and `make test` alone does not
-    for tool in (["ruff", "check", "spectral_fairseq", "tests"], ["ruff", "format", "--check"]):
-        done = run([sys.executable, "-m", *tool])
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    check_style(run)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.plugin.control_trainer import ControlledTables, control_tables, controls_of
+from spectral_fairseq.plugin.control_trainer import TableChanges, control_tables, controls_of
 from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.trained_weights import trained_weights
 from tests.plugin.conftest import build_criterion, build_model, make_sample, words
@@ -155,7 +155,7 @@ def test_training_that_begins_anew_from_a_checkpoint_begins_with_its_norm(tmp_pa
     take_updates(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
-    assert list(state["extra_state"][ControlledTables.name]) == ["decoder"]
+    assert list(state["extra_state"][TableChanges.name]) == ["decoder"]
     anew.load_checkpoint(str(tmp_path / "c.pt"), reset_optimizer=True)
     anew.begin_epoch(1)
     (bound,) = anew.get_criterion().objectives_of(anew.get_model())
