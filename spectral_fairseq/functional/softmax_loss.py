@@ -178,9 +178,9 @@ class _BatchLoss:
         self.margin_gradient = None if margin is None else self._per_token(True)
         self.weights = contexts.new_ones(self.tokens if self.weighted else 0, dtype=self.dtype)
         self.measured: Optional[Measured] = [] if options.measures else None
-        self.log_probs, self.entropy, self.right = (
-            self._per_token(options.measures) for _ in range(3)
-        )
+        self.log_probs = self._per_token(options.measures)
+        self.entropy = self._per_token(options.measures)
+        self.right = self._per_token(options.measures)
 
     def _per_token(self, wanted: bool) -> Tensor:
         return self.contexts.new_zeros(self.tokens if wanted else 0, dtype=self.dtype)
