@@ -182,6 +182,7 @@ def test_the_page_in_a_browser(results, pictures, tmp_path, width):
     assert seen["rows"] > 30 and not seen["wide"]
 
 
+@pytest.mark.slow
 def test_the_page_refers_to_nothing_outside(results, pictures):
     html = as_html(results[0], pictures)
     outside = [
@@ -214,6 +215,7 @@ def test_the_report_of_the_site_has_its_figures():
     assert "singular_values_absolute" in names and "projection" not in names
 
 
+@pytest.mark.slow
 def test_pictures_are_whole_and_say_what_they_show(results, pictures):
     names = [picture.name for picture in pictures]
     assert names == [
@@ -253,6 +255,7 @@ def of_one(results, **changed):
     return {**results[0], "checkpoints": [{**first, **changed}]}
 
 
+@pytest.mark.slow
 def test_rounding_noise_is_zero_in_every_format(results):
     noisy = of_one(results)
     noisy["checkpoints"][0]["measures"].update(mean_cosine=-1.608e-05, mean_cosine_centred=1.2e-08)
@@ -324,6 +327,7 @@ def test_names_with_control_characters_stay_names(results):
     assert "\x1b" not in text and "\\x1b[2J" in text
 
 
+@pytest.mark.slow
 def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
     out = tmp_path / "report"
     files = write_results(check_folder(out, False), results[0], pictures)
@@ -353,6 +357,7 @@ def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
     assert (out / "notes").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_pictures_of_another_report_do_not_stay(results, pictures, tmp_path):
     out = tmp_path / "report"
     names = {picture.name for picture in pictures}
@@ -386,6 +391,7 @@ def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monk
     assert check_folder(tmp_path / "ours", False) == tmp_path / "ours"
 
 
+@pytest.mark.slow
 def test_the_folder_beside_is_not_written(results, pictures, tmp_path, monkeypatch):
     """It may lie on another disk, from which files cannot be moved, or forbid writing."""
     out = tmp_path / "mounted"

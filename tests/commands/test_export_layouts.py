@@ -188,6 +188,7 @@ def as_trained(checkpoint, ours):
     return checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.parametrize("refused", PROPERTIES)
 def test_a_refusal_lists_the_other_formats(refused, ours, tmp_path):

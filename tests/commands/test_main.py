@@ -76,6 +76,7 @@ for argv in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commands, slow", [
     (AT_ONCE, SLOW),
     ([(["analyze", "one.pt"], 0)], ("fairseq", "matplotlib", "sacrebleu", "sklearn")),

@@ -50,11 +50,13 @@ def sinks():
     return sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
 
 
+@pytest.mark.slow
 def test_the_sinks_are_found():
     assert len(sinks()) > 15 and {"fairseq.utils", "fairseq.models.fconv"} <= set(sinks())
     assert not [m for m, node, name in calls() if name == "exec" and is_builtin(node)]
 
 
+@pytest.mark.slow
 def test_every_evaluated_setting_is_known_by_name():
     """eval(args.x), utils.eval_str_list(self.cfg.x, ...) and so on, over all of fairseq."""
     evaluated = {
@@ -223,6 +225,7 @@ indexes = pytest.mark.skipif("_build_index" not in FASTA, reason="this fairseq r
 STARTS = {"Popen", "call", "check_call", "check_output", "getoutput", "popen", "run", "system"}
 
 
+@pytest.mark.slow
 def test_all_places_that_start_programs_are_known():
     starting = {
         module
@@ -235,6 +238,7 @@ def test_all_places_that_start_programs_are_known():
     assert starting == set(KNOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not POST_SAVE, reason="this fairseq has no --post-save-script")
 def test_the_script_after_saving_is_the_command_lines():
     """No other program calls it, and fairseq-train builds its task from its own arguments."""

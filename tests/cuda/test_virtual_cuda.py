@@ -32,6 +32,7 @@ def waits_allowed(model, criterion):
     return 2 if model.own_loss or criterion in FROM_BLOCKS else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model, criterion, precision", [
     pytest.param(*one, marks=HALF_LAYERS_ON_CPU if one[2] in ("fp16", "amp") else ())
     for one in covering()

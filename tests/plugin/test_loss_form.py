@@ -34,7 +34,7 @@ def scores_are_not_made(monkeypatch):
 MODELS = ("svd", "mos", "transformer shared", "transformer separate", "lstm separate")
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("name, options", [
     *((name, {"embedding_type": kind}) for name in ("plain", "capped", "mos", "moc")
       for kind in KINDS),

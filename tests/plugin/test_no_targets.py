@@ -30,7 +30,7 @@ def without_targets(task, model, size):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: next(iter(method), "nothing"))
-@pytest.mark.parametrize("prefix", [0, 9])
+@pytest.mark.parametrize("prefix", [0, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OUR_MODELS)
 def test_a_batch_without_targets(task, name, prefix, method):
     model = any_model(task, name, dropout=0.1)

@@ -101,6 +101,7 @@ def cases():
             yield pytest.param(way, precision, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way, precision", cases())
 def test_a_training_resumes_bit_for_bit(way, precision, tmp_path):
     build = functools.partial(build_trainer, *PRECISIONS[precision], **WAYS[way])

@@ -52,6 +52,7 @@ def from_node(task, arch, **flags):
     return models.build_model(config.model, task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("arch", LMS)
 def test_decoder_embed_dim_alone_sets_the_tables_width(task, arch, shared):
@@ -62,6 +63,7 @@ def test_decoder_embed_dim_alone_sets_the_tables_width(task, arch, shared):
         assert widths(from_node(task, arch, decoder_embed_dim=12, **options)) == (12, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", LMS)
 def test_widths_that_are_given_win(task, arch):
     flags = ("--decoder-embed-dim", "12", "--decoder-input-dim", "10", "--decoder-output-dim", "8")

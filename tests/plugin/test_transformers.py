@@ -49,6 +49,7 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
     assert ARCH_MODEL_REGISTRY[ours].config().embedding_type == KINDS[model.rpartition("_")[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch, sigma", [
     *((arch, 0.1) for arch in ("transformer_sc_iwslt_de_en", "transformer_lm_mos")),
     *((arch, 0.1) for arch in ("transformer_lm_sc", "transformer_xl_wt103_small")),
