@@ -41,7 +41,12 @@ def logits(model):
 def loaded(model, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return type(model).from_pretrained(folder)
+        made = type(model).from_pretrained(folder)
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+    for name, one in made.named_parameters():
+        if name in frozen:  # transformers 5.24 trains the fixed positions of a loaded Marian
+            one.requires_grad_(False)
+    return made
 
 
 def are_tied(model, layout):
