@@ -387,15 +387,15 @@ def blockwise_cross_entropy(
     """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
 
     It equals ``tests/reference/losses.py: smoothed_nll(log_softmax(h W' + b))``, or that of
-    :func:`lower_targets_`, but its memory does not grow with tokens x N.
+    :func:`~.adversarial_softmax.lower_targets_`, but its memory does not grow with tokens x N.
 
     Args:
         contexts: h, shape (T, d).
         targets: shape (T,).
         matrix: W, shape (N, d).
         bias: b, shape (N,).
-        margin: what the target's score loses, eps ||w_y|| ||h|| from :func:`adversarial_margin`,
-            shape (T,); it has a gradient.
+        margin: what the target's score loses, eps ||w_y|| ||h|| from
+            :func:`~.adversarial_softmax.adversarial_margin`, shape (T,); it has a gradient.
         z_loss: lambda of the z-loss, with which (log Z)^2 is added to the loss.
         softcap: c of scores c tanh((W h + b) / c), or ``None``.
         label_smoothing: eps in [0, 1).

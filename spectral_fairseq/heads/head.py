@@ -101,7 +101,7 @@ class Head(nn.Module):
             label_smoothing: eps, as fairseq's ``label_smoothed_cross_entropy`` spreads it.
             ignore_index: targets with this value contribute zero.
             epsilon: radius of the perturbation of the targets' vectors, as a share of ||w_y||:
-                ``functional/softmax_loss.py``, of a head that is ``adversarial``.
+                ``functional/adversarial_softmax.py``, of a head that is ``adversarial``.
             z_loss: lambda of ``functional/softmax_loss.py``, of a head that is ``normalised``.
 
         Raises:

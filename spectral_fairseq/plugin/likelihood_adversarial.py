@@ -1,7 +1,7 @@
 """The likelihood of the adversarial softmax, in which the target's logit loses a margin.
 
-The formula is in ``functional/softmax_loss.py``. In a mixture the logit is lowered in each expert,
-as the public code of the method's authors does with a mixture of softmaxes.
+The formula is in ``functional/adversarial_softmax.py``. In a mixture the logit is lowered in each
+expert, as the public code of the method's authors does with a mixture of softmaxes.
 """
 
 from __future__ import annotations

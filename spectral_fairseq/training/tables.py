@@ -438,7 +438,7 @@ def repair_(
 
 
 def _named_rows(rows: Any, count: int) -> Optional[List[int]]:
-    """The indices that a user gives; ``None`` where there are names of :data:`~.rows.CHOICES`.
+    """The indices that a user gives; ``None`` for names of :data:`~.row_repair.CHOICES`.
 
     Raises:
         ConfigurationError: a table of ``count`` rows does not have them.

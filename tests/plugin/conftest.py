@@ -109,6 +109,8 @@ FAIRSEQ_MODELS = {
     ),
 }
 KINDS = [table.kind for table in TABLES]
+# Cross entropy, under a criterion that has a penalty by default.
+OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 LSTM = {"decoder_hidden_size": 12, "decoder_layers": 2}
 XL = {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5, "adaptive_softmax_cutoff": ""}
 MIXTURE = {"output_head": "mos", "mixture_components": 3}

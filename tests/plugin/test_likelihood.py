@@ -14,6 +14,7 @@ from tests.conftest import PACKAGE
 from tests.plugin.conftest import (
     KINDS,
     LONGEST_FIRST,
+    OFF,
     any_model,
     assert_close,
     build_criterion,
@@ -24,7 +25,6 @@ from tests.plugin.conftest import (
 from tests.plugin.test_stateful_training import BATCHES, TINY, XL
 from tests.reference import losses as reference
 
-OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 ADVERSARIAL = [
     *((head, kind) for head in ("mos", "moc") for kind in KINDS),
     *((name, None) for name in (*KINDS, "transformer shared", "transformer separate",

@@ -11,6 +11,7 @@ from spectral_fairseq.plugin.likelihood import Blockwise
 from tests.plugin.conftest import (
     KINDS,
     LONGEST_FIRST,
+    OFF,
     any_model,
     assert_close,
     build_criterion,
@@ -18,8 +19,6 @@ from tests.plugin.conftest import (
     gradients,
     make_sample,
 )
-
-OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 
 
 @pytest.fixture
