@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
     from spectral_fairseq.lm.muon import Muon
     from spectral_fairseq.training.control import SpectrumControl
+    from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
-    from spectral_fairseq.training.parameter_groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.penalties import TablePenalty
     from spectral_fairseq.training.saving import plain_state_dict, restore_
     from spectral_fairseq.training.tables import factor_, repair_, weight_norm_
@@ -36,7 +36,7 @@ __all__ = [
 _PARTS = (
     *(
         f"training.{part}"
-        for part in ("control", "losses", "penalties", "tables", "parameter_groups", "saving")
+        for part in ("control", "losses", "penalties", "tables", "groups", "saving")
     ),
     "functional.float32_products",
     "lm.muon",
