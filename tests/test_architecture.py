@@ -106,6 +106,22 @@ def test_no_files_import_each_other_in_a_circle():
     list(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
+def test_no_file_takes_the_place_of_a_public_name():
+    """A module that is imported becomes an attribute of its package, and hides a function there."""
+    packages = [path for path in FILES if path.name == "__init__.py"]
+    names = {}
+    for path in packages:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names[path.parent] = set(ast.literal_eval(node.value))
+    assert names[PACKAGE / "training"]
+    for package, public in names.items():
+        files = {path.stem for path in package.glob("*.py")} | {
+            path.name for path in package.iterdir()
+        }
+        assert not public & files, package
+
+
 def test_every_arrow_is_followed_by_an_import():
     followed = {
         (other, package_of(path)) for path in FILES for other, _ in packages_imported_by(path)

@@ -274,7 +274,8 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 
     The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
     of :class:`~spectral_fairseq.training.penalties.TablePenalty`. Where there is a weight decay,
-    make the optimiser from :func:`parameter_groups`, so that it acts once.
+    make the optimiser from :func:`~spectral_fairseq.training.groups.parameter_groups`, so that it
+    acts once.
 
     Args:
         model: as for :func:`weight_norm_`.
