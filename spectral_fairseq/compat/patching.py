@@ -107,18 +107,16 @@ def wrapping(function: Callable[..., Any]) -> Wrap:
     """Make what :func:`replaces` takes of a function that stands for one of fairseq.
 
     Args:
-        function: has the keyword-only argument ``original``, which is bound to what it replaces.
+        function: has the keyword argument ``original``, which is bound to what it replaces.
     """
 
     @functools.wraps(function)
     def wrap(original: Any) -> Any:
-        # A copy with a default rather than a function that calls it: each update calls some.
-        replacement = types.FunctionType(
-            function.__code__, function.__globals__, None, None, function.__closure__
-        )
-        replacement.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "original": original}
-        replacement.__defaults__ = function.__defaults__
-        return functools.wraps(original)(replacement)
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, original=original, **kwargs)
+
+        return replacement
 
     return wrap
 

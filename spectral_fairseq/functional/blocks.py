@@ -231,13 +231,10 @@ def check_loss_shapes(
         ConfigurationError: it names the shapes.
     """
     vocabulary, dim = matrix.shape
-    if contexts.size(-1) != dim:
-        like = (*contexts.shape[:-1], dim)
-        check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
-    if targets.shape != contexts.shape[:1]:
-        flat = "Flatten contexts and targets alike."
-        check_shape("`targets`", targets, contexts.shape[:1], flat)
-    if bias is not None and bias.shape != (vocabulary,):
+    flat, like = "Flatten contexts and targets alike.", (*contexts.shape[:-1], dim)
+    check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
+    check_shape("`targets`", targets, contexts.shape[:1], flat)
+    if bias is not None:
         check_shape("`bias`", bias, (vocabulary,), "Give one value for each word.")
 
 

@@ -73,7 +73,6 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
         ConfigurationError: every row is excluded.
     """
     count = matrix.size(0) - (0 if excluded is None else excluded.numel())
-    if not count:
-        what = "row that is neither padding nor a made-up word, for the cosine penalty"
-        check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
+    what = "row that is neither padding nor a made-up word, for the cosine penalty"
+    check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
     return _SquaredDirectionSum.apply(widened(matrix), excluded) / count**2

@@ -549,9 +549,8 @@ def mixture_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     check_loss_shapes(contexts, targets, matrix, bias)
-    if log_prior.shape != contexts.shape[:-1]:
-        remedy = "Compute contexts and prior from the same features."
-        check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
+    remedy = "Compute contexts and prior from the same features."
+    check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
     targets, contexts, log_prior, margin = without_ignored(
         ignore_index, targets, contexts, log_prior, margin
     )
