@@ -32,7 +32,6 @@ from benchmarks.harness import (
 from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.find import find_svd_tables
-from spectral_fairseq.plugin.objective import Inputs
 
 INTERVAL = 10  # the default of --spectrum-decay, and what studies/spectrum has for --svd-interval
 
@@ -50,10 +49,10 @@ class ControlledStep(Step):
     @torch.no_grad()
     def change(self) -> None:
         """Change the table."""
-        bound = self.controlling.objective_of(self.model)
-        table = bound.control.controlled(Inputs(bound.parts))
+        control = self.controlling.objective_of(self.model).control
+        table = control.table
         assert table is not None
-        apply_change_(table.parameter, table.plan(table.parameter, 1.0), table.excluded)
+        apply_change_(table, control.plan(table, 1.0), control.excluded(table))
 
 
 class RenewedStep(Step):
