@@ -6,7 +6,6 @@ In order: ``plugin/table_and_head.py: table_kind``, ``Table.build``, ``Table.ope
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 import numbers
-from functools import partial
 from typing import (
     Any,
     Callable,
@@ -381,8 +380,12 @@ class FactoredEmbedding(Table):
 
     def _register_hooks(self) -> None:
         """Register with :func:`hook` what changes the gradients of the parameters."""
-        # A tied softmax gives the padding row a gradient, which the look-up does not.
-        hook(getattr(self, self.entries[0]), partial(without_row, row=self.padding_idx))
+        hook(getattr(self, self.entries[0]), self._without_padding)
+
+    def _without_padding(self, grad: Tensor) -> Tensor:
+        # A tied softmax gives the padding row a gradient, which the look-up does not. Which row it
+        # is may change afterwards: see without_padding.
+        return without_row(grad, self.padding_idx)
 
 
 class PlainEmbedding(nn.Embedding, Table):

@@ -451,3 +451,13 @@ def test_counts_of_other_forms():
                 weight_norm_(nn.Linear(DIM, WORDS), kind(wrong))
     with pytest.raises(DataError, match=f"found {WORDS} words, all with the count 100"):
         weight_norm_(nn.Linear(DIM, WORDS), [100] * WORDS)
+
+
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+def test_every_row_of_a_table_is_trained(table):
+    """The first one was taken for padding, and had no gradient."""
+    model = Straight()
+    made = table(model)
+    model(IDS).logsumexp(-1).sum().backward()
+    gradient = getattr(made, made.entries[0]).grad
+    assert gradient.abs().amax(1).gt(0).all()
