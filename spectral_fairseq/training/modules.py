@@ -516,7 +516,7 @@ def of_another(what: str) -> ConfigurationError:
 def _is_held(weight: Tensor, known: Sequence[Dict[str, Any]] = ()) -> Tuple[bool, bool]:
     """Whether a module holds it, apart from the parameters in ``known``; whether an optimiser does.
 
-    Each call of :func:`gc.get_referrers` goes through all objects of the process, so there are two.
+    Each call of ``gc.get_referrers`` goes through all objects of the process, so there are two.
     """
     left = {id(parameters) for parameters in known}
     containers = [
