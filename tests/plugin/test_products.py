@@ -24,7 +24,8 @@ CFG = SimpleNamespace(common=SimpleNamespace(cpu=True))
 
 
 @pytest.fixture(autouse=True)
-def as_found(products_as_torch_comes):
+def as_found(products_as_torch_comes, monkeypatch):
+    monkeypatch.setenv(products._VARIABLE, FLOAT32_PRODUCTS.default)  # a command may set it
     yield
     running().end()
 
