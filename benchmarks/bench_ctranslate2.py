@@ -24,6 +24,7 @@ from fairseq import checkpoint_utils
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.utils import strip_pad
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
@@ -31,6 +32,11 @@ from spectral_fairseq.commands.main import main as spectral_fairseq_command
 
 Lines = Dict[int, str]
 Search = Callable[..., Any]
+
+
+def text_of(words: Any, tokens: torch.Tensor) -> str:
+    """The words of a sentence of a batch, without what fills it up."""
+    return str(words.string(strip_pad(tokens, words.pad())))
 
 
 class Translations:
@@ -50,7 +56,7 @@ class Translations:
         self.references: Lines = {}
         for batch in self.batches:
             for index, target in zip(batch["id"].tolist(), batch["target"]):
-                self.references[index] = task.target_dictionary.string(target)
+                self.references[index] = text_of(task.target_dictionary, target)
 
     def by_fairseq(self, name: str, model: Any, search: Search) -> Callable[[], None]:
         """Translate all batches by a model and a form of fairseq's search."""
@@ -62,7 +68,7 @@ class Translations:
             lines = self.found[name] = {}
             for batch in self.batches:
                 for index, best in zip(batch["id"].tolist(), search(generator, [model], batch)):
-                    lines[index] = words.string(best[0]["tokens"])
+                    lines[index] = text_of(words, best[0]["tokens"])
 
         return run
 
@@ -74,7 +80,7 @@ class Translations:
         words = self.task.source_dictionary
         sources: List[Dict[int, List[str]]] = [
             {
-                index: words.string(source).split()
+                index: text_of(words, source).split()
                 for index, source in zip(batch["id"].tolist(), batch["net_input"]["src_tokens"])
             }
             for batch in self.batches

@@ -304,6 +304,12 @@ def test_an_update_stands_beside_its_products(figures):
         assert all(share > 0 for share in kinds) and sum(kinds) == pytest.approx(1, abs=0.01)
 
 
+def test_what_fills_up_a_batch_is_no_word():
+    words = bench_step.vocabulary(9)
+    tokens = torch.tensor([words.pad(), words.pad(), 5, 6, words.eos()])
+    assert bench_ctranslate2.text_of(words, tokens) == f"{words[5]} {words[6]}"
+
+
 def test_a_checkpoint_is_translated_by_fairseq_and_by_ctranslate2(
     figures, train, tiny_translation_data
 ):
