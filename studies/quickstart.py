@@ -49,8 +49,8 @@ RECIPES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 }
 
 # Both recipes train for the same number of updates, because their tables are compared after equal
-# work. The short job is for two CPU cores and a few minutes, in which few words are learned faster;
-# the long one takes some times as long.
+# work. The short job is for two CPU cores and about four minutes, so it has a small vocabulary,
+# which is learned in fewer updates. The long one takes two to three times as long.
 UPDATES = {"cpu": 400, "cuda": 8000}
 LONG_UPDATES = {"cpu": 2000, "cuda": 8000}
 SHORT_VOCABULARY = 2000

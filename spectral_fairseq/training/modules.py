@@ -514,9 +514,10 @@ def of_another(what: str) -> ConfigurationError:
 
 
 def _is_held(weight: Tensor, known: Sequence[Dict[str, Any]] = ()) -> Tuple[bool, bool]:
-    """Whether a module holds it, apart from the parameters in ``known``; whether an optimiser does.
+    """Whether a module outside of ``known`` has it as a parameter, and whether an optimiser has it.
 
-    Each call of ``gc.get_referrers`` goes through all objects of the process, so there are two.
+    Each call of ``gc.get_referrers`` goes through all objects of the process, so it is called only
+    twice, for all layers together.
     """
     left = {id(parameters) for parameters in known}
     containers = [
