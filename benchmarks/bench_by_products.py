@@ -1,11 +1,13 @@
 """What weights and measures of tokens cost beside the blockwise loss alone.
 
-Usage: python -m benchmarks.bench_by_products [--threads 1] [--precision fp32] [--turns 7] [--quick]
+Usage: python -m benchmarks.bench_by_products [--threads 1] [--precision fp32] [--turns 5]
+    [--frozen] [--quick]
 
 Forward and backward of the loss of GPT-2's and Qwen's vocabularies. The forms take turns; a ratio
 is of the processor time of one turn to that of the loss alone in the same round, and with several
 threads of its time on the clock, for which the machine has to be idle. Each peak is of a fresh
-process. Log-probabilities with a gradient compute the scores a second time: a fourth product.
+process. Log-probabilities with a gradient for the table compute the scores a second time, which is
+a fourth product; with --frozen, as under LoRA, all forms have two.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from spectral_fairseq.functional.softmax_loss import (
     measured_cross_entropy,
 )
 
-SIZES = {"GPT-2": (50_257, 768, 1_024), "Qwen": (151_936, 896, 512)}
+# Words, dimensions and tokens.
+SIZES = {"GPT-2": (50_257, 768, 512), "Qwen": (151_936, 896, 256)}
 
 FORMS: Dict[str, Callable[..., Tensor]] = {
     "alone": lambda *given: blockwise_cross_entropy(*given).loss,
@@ -47,12 +50,12 @@ def _weights(targets: Tensor) -> Tensor:
     return torch.linspace(0, 2, len(targets))
 
 
-def made(size: str, dtype: torch.dtype) -> List[Tensor]:
-    """Features, targets and table of a size."""
+def made(size: str, dtype: torch.dtype, frozen: bool) -> List[Tensor]:
+    """Features, targets and table of a size; a frozen table has no gradient."""
     words, dim, tokens = SIZES[size]
     torch.manual_seed(0)
     features = torch.randn(tokens, dim, dtype=dtype).requires_grad_()
-    table = (torch.randn(words, dim) * dim**-0.5).to(dtype).requires_grad_()
+    table = (torch.randn(words, dim) * dim**-0.5).to(dtype).requires_grad_(not frozen)
     return [features, torch.randint(words, (tokens,)), table]
 
 
@@ -65,9 +68,8 @@ def seconds(form: str, inputs: List[Tensor]) -> float:
     return clock() - begun
 
 
-def ratios(size: str, dtype: torch.dtype, turns: int) -> Dict[str, List[float]]:
+def ratios(inputs: List[Tensor], turns: int) -> Dict[str, List[float]]:
     """Of each form, one for each round behind the first, which warms up."""
-    inputs = made(size, dtype)
     found: Dict[str, List[float]] = {form: [] for form in FORMS}
     for turn in range(turns + 1):
         order = list(FORMS) if turn % 2 else list(FORMS)[::-1]
@@ -81,7 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--turns", type=positive, default=7)
+    parser.add_argument("--turns", type=positive, default=5)
+    parser.add_argument("--frozen", action="store_true", help="a table without a gradient")
     parser.add_argument("--quick", action="store_true", help="one tiny size")
     parser.add_argument("--peak", nargs=2, metavar=("SIZE", "FORM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -91,19 +94,21 @@ def main() -> None:
         SIZES.update({"GPT-2": (100, 16, 32), "Qwen": (300, 16, 32)})
     if args.peak:
         size, form = args.peak
-        inputs = made(size, dtype)
+        inputs = made(size, dtype, args.frozen)
         print(extra_memory_mib(lambda: FORMS[form](*inputs).backward()))
         return
     common = ["--threads", str(args.threads), "--precision", args.precision]
-    common += ["--quick"] if args.quick else []
+    common += [f"--{flag}" for flag in ("frozen", "quick") if getattr(args, flag)]
     rows: List[Dict[str, Any]] = []
     for size in SIZES:
-        for form, found in ratios(size, dtype, args.turns).items():
+        for form, found in ratios(made(size, dtype, args.frozen), args.turns).items():
             peak = in_fresh_process("benchmarks.bench_by_products", [*common, "--peak", size, form])
             row = {"size": size, "form": form, "time": statistics.median(found)}
             rows.append({**row, "lowest": min(found), "highest": max(found), "MiB": peak})
     print_table(rows)
-    print_result("by_products", rows=rows, threads=args.threads, precision=args.precision)
+    print_result(
+        "by_products", rows=rows, frozen=args.frozen, threads=args.threads, precision=args.precision
+    )
 
 
 if __name__ == "__main__":

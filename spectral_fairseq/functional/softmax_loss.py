@@ -488,8 +488,9 @@ def check_token_weights(weights: Tensor, targets: Tensor) -> None:
 class _BlockwiseLogProbs(torch.autograd.Function):
     """log p of the targets, their entropy and whether they are right, by blocks.
 
-    The gradients of the first are known in the backward pass alone, which computes the scores of
-    each block again.
+    A gradient of the table is known in the backward pass alone, which computes the scores of each
+    block again. Where table and bias are frozen, as under LoRA, the forward pass keeps the
+    gradient of each token's log p for its own context, which the one from above multiplies.
     """
 
     @staticmethod
@@ -502,40 +503,42 @@ class _BlockwiseLogProbs(torch.autograd.Function):
         softcap: Optional[float],
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(contexts, targets, matrix, bias)
         ctx.dtype = product_dtype(contexts, matrix, bounded=False)
         ctx.softcap, ctx.block_elements = softcap, block_elements
         dtype = accumulation_dtype(ctx.dtype)
+        ctx.frozen = not (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
+        needed = (ctx.frozen and ctx.needs_input_grad[0], False, False)
         log_probs, entropy, right = (
             contexts.new_zeros(contexts.size(0), dtype=dtype) for _ in range(3)
         )
         with torch.autocast(contexts.device.type, enabled=False):
+            sums = GradientSums(contexts, matrix, bias, dtype, needed)
             for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=True):
                 real = part.stop - part.start
                 log_probs[part] = (block.target_scores - block.log_z)[:real]
                 rights, entropies = map(torch.cat, zip(*block.measured))
                 right[part], entropy[part] = rights[:real].to(dtype), entropies[:real]
+                _add_gradients_of_log_probs(sums, part, block, log_probs.new_ones(real))
+        if ctx.frozen:
+            sums.save(ctx)
+        else:
+            ctx.save_for_backward(contexts, targets, matrix, bias)
         ctx.mark_non_differentiable(entropy, right)
         return log_probs, entropy, right
 
     @staticmethod
     @differentiable_once("blockwise_log_probs")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
+        if ctx.frozen:
+            gradients = scaled_gradients(ctx, grad.unsqueeze(1))
+            return gradients[0], None, None, None, None, None
         contexts, targets, matrix, bias = ctx.saved_tensors
         dtype = accumulation_dtype(ctx.dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
             sums = GradientSums(contexts, matrix, bias, dtype, needed)
             for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=False):
-                # d log p_y / d s = [v = y] - p
-                slopes = -padded(grad[part].to(dtype), len(block.rows))
-                table, scores = block.table, block.probabilities
-                if block.slope is None:
-                    sums.add_block(part, block.rows, scores, table, block.targets, slopes, slopes)
-                    continue
-                scores.mul_(slopes.unsqueeze(1))
-                scores.scatter_add_(1, block.targets.unsqueeze(1), -slopes.unsqueeze(1))
-                sums.add_block(part, block.rows, scores.mul_(block.slope), table)
+                _add_gradients_of_log_probs(sums, part, block, grad[part].to(dtype))
         found = (sums.contexts, sums.matrix, sums.bias)
         given = (contexts, matrix, bias)
         gradients = [None if one is None else one.to(like.dtype) for one, like in zip(found, given)]
@@ -553,6 +556,20 @@ class _SoftmaxOfBlock(NamedTuple):
     target_scores: Tensor
     slope: Optional[Tensor]
     measured: Measured
+
+
+def _add_gradients_of_log_probs(
+    sums: GradientSums, part: slice, block: _SoftmaxOfBlock, from_above: Tensor
+) -> None:
+    """Add the gradients of a block, whose softmax is overwritten: d log p_y / d s = [v = y] - p."""
+    slopes = -padded(from_above, len(block.rows))
+    table, scores = block.table, block.probabilities
+    if block.slope is None:
+        sums.add_block(part, block.rows, scores, table, block.targets, slopes, slopes)
+        return
+    scores.mul_(slopes.unsqueeze(1))
+    scores.scatter_add_(1, block.targets.unsqueeze(1), -slopes.unsqueeze(1))
+    sums.add_block(part, block.rows, scores.mul_(block.slope), table)
 
 
 def _softmaxes(
@@ -599,7 +616,8 @@ def blockwise_log_probs(
     """Return log p of each target under softmax(W h + b), for losses that are functions of it.
 
     It has a gradient, for which the backward pass computes the scores of each block again: four
-    products where :func:`blockwise_cross_entropy` has three.
+    products where :func:`blockwise_cross_entropy` has three. Where table and bias are frozen, both
+    have two.
 
     Args:
         contexts: h, shape (T, d).

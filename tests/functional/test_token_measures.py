@@ -99,11 +99,15 @@ def test_by_products_and_weights(name, with_bias, by_probability, block_elements
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("block_elements", [17, 5 * 17, None])
-def test_a_loss_that_is_a_function_of_log_probabilities(softcap, with_bias, block_elements):
+@pytest.mark.parametrize("frozen", ["", "matrix", "matrix bias", "contexts", "bias"])
+def test_a_loss_that_is_a_function_of_log_probabilities(softcap, with_bias, block_elements, frozen):
     """As that of GRPO: clipped ratios to the policy that drew the tokens, times an advantage."""
     contexts, targets, matrix, bias = problem()
-    bias = bias if with_bias else None
-    inputs = [one for one in (contexts, matrix, bias) if one is not None]
+    given = {"contexts": contexts, "matrix": matrix, "bias": bias if with_bias else None}
+    for name in frozen.split():
+        given[name] = None if given[name] is None else given[name].detach()
+    contexts, matrix, bias = given.values()
+    inputs = [one for one in given.values() if one is not None and one.requires_grad]
     old = torch.linspace(-4, -1, len(targets), dtype=torch.float64)
     advantages = torch.linspace(-2, 2, len(targets), dtype=torch.float64)
 
@@ -222,6 +226,23 @@ def test_no_pass_holds_tokens_times_words(monkeypatch):
     measured_cross_entropy(contexts, targets, matrix, block_elements=8 * 50)
     blockwise_log_probs(contexts, targets, matrix, block_elements=8 * 50).log_probs.sum().backward()
     assert max(sizes) <= max(8 * 50, 200 * 4)
+
+
+@pytest.mark.parametrize("frozen, products", [(False, 4), (True, 2)])
+def test_log_probabilities_cost_a_fourth_product_where_the_table_is_trained(
+    frozen, products, monkeypatch
+):
+    contexts, targets, matrix, _ = problem()
+    matrix.requires_grad_(not frozen)
+    made = []
+    for name in ("matmul_transposed", "add_matmul_transposed_"):
+        own = getattr(blocks, name)
+        monkeypatch.setattr(
+            blocks, name, lambda *args, own=own, **more: (made.append(own), own(*args, **more))[1]
+        )
+    found = blockwise_log_probs(contexts, targets, matrix).log_probs
+    found.sum().backward()
+    assert len(made) == products
 
 
 def test_weights_that_cannot_be_taken_are_refused():
