@@ -3,13 +3,14 @@
 import re
 import shlex
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Set, Tuple
 
 PROGRAM = re.compile(r"(?:.*/)?(fairseq-[a-z-]+|spectral-fairseq)")
 PUNCTUATION = ";|&<>()\n"
 FENCED = re.compile(
     r"^(?: *<!-- not run: ([^\n]+) -->\n)?( *)(`{3,})(\w*)\n(.*?)^ *\3 *$", re.MULTILINE | re.DOTALL
 )
+LOOP = re.compile(r"\bfor (\w+) in ([^;$]+); do")
 OUTSIDE = re.compile(
     r"^(?:    |\t)\s*((?:fairseq-|spectral-fairseq |python |make ).*)$", re.MULTILINE
 )
@@ -38,6 +39,23 @@ def blocks(path: Path) -> List[Block]:
         for fenced in FENCED.finditer(text)
         if fenced[4] == "bash"
     ]
+
+
+def with_short_loops(text: str, page: str) -> Tuple[str, Set[str]]:
+    """Bash whose loops have their first pass, and those whose results the page names.
+
+    Returns:
+        The bash, and the words of the passes left out.
+    """
+    left_out: Set[str] = set()
+
+    def short(loop: "re.Match[str]") -> str:
+        words = loop[2].replace("\\\n", " ").split()
+        kept = [word for word in words if word == words[0] or f"/{word}/" in page]
+        left_out.update(set(words) - set(kept))
+        return f"for {loop[1]} in {' '.join(kept)}; do"
+
+    return LOOP.sub(short, text), left_out
 
 
 def commands_outside_blocks(path: Path) -> List[str]:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "adding_a_format.md"
 # What looks at every format or at every file.
-CONCERNED = ("tests/test_architecture.py", "tests/test_errors.py", "tests/formats/test_opening.py")
+CONCERNED = ("tests/test_architecture.py", "tests/formats/test_opening.py")
 
 
 @pytest.fixture(scope="module")
