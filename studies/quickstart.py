@@ -59,8 +59,8 @@ SHORT = (
     "--criterion {criterion} --fast-dropout --lr 0.004 --warmup-updates 100 --lr-scheduler"
     " polynomial_decay --total-num-update {updates} --end-learning-rate 0 --power 1"
 )
-# Shares of the updates after which it translates a few sentences.
-MILESTONES = (0.3, 1.0)
+# Its first look, after this share of the updates, at the translations of so many sentences.
+FIRST_LOOK = 0.3
 SAMPLES = 3
 
 
@@ -109,7 +109,7 @@ def settings_of(arguments: argparse.Namespace) -> TranslationSettings:
 
 
 class Samples:
-    """A few sentences of the test set, translated again and again while a model learns.
+    """A few sentences of the test set, translated while a model learns and when it has learned.
 
     Args:
         data: the corpus.
@@ -132,7 +132,6 @@ class Samples:
         # Short ones of common words, which are in few pieces, wherever they stand.
         short = [index for index, line in enumerate(self.source) if 5 <= len(line.split()) <= 9]
         self.chosen = sorted(sorted(short or range(len(self.source)), key=pieces)[:SAMPLES])
-        self.after: Dict[int, List[str]] = {}
 
     def _log(self, updates: int) -> Path:
         return self.folder / f"after-{updates}.log"
@@ -153,13 +152,16 @@ class Samples:
         count = len(self.chosen)
         return Job("samples", command, log, count, " sentences", TranslationProgress())
 
-    def text(self, updates: int) -> str:
-        """Each sentence with its translations so far and its reference."""
-        self.after[updates] = read_translations(self._log(updates), len(self.chosen))
+    def translations(self, updates: int) -> List[str]:
+        """What the job has printed."""
+        return read_translations(self._log(updates), len(self.chosen))
+
+    def text(self, after: Dict[int, List[str]]) -> str:
+        """Each sentence with its reference and its translations, by the number of updates."""
         lines = []
         for place, index in enumerate(self.chosen):
             rows = [("source", self.source[index])]
-            rows += [(f"after {many:,}", found[place]) for many, found in self.after.items()]
+            rows += [(f"after {updates:,}", found[place]) for updates, found in after.items()]
             rows += [("reference", self.target[index])]
             lines += ["", *(f"  {name:>12}  {shorten(line, 80)}" for name, line in rows)]
         return "\n".join([*lines, ""])
@@ -177,6 +179,11 @@ class Quickstart:
         self.workers = Workers(work, settings.device, 2 if together else 1)
         self.long = arguments.long
         self.runs = self.runs_until(settings.updates)
+        self.first_look = max(1, round(FIRST_LOOK * settings.updates))
+
+    def samples(self) -> Samples:
+        """The sentences of the first look, once the text has been encoded."""
+        return Samples(self.data, self.runs["plain"], self.settings.device)
 
     def runs_until(self, updates: int) -> Dict[str, TranslationRun]:
         """The trainings of both recipes up to an update; they go on from an earlier one."""
@@ -220,21 +227,25 @@ class Quickstart:
         print(f"[{number}/{STEPS}] {what}{before}", flush=True)
 
     def train(self) -> Dict[str, Any]:
-        """Train both recipes for the same number of updates, with looks at plain on the way."""
-        samples = Samples(self.data, self.runs["plain"], self.settings.device)
-        for share in (1.0,) if self.long else MILESTONES:
-            updates = max(1, round(share * self.settings.updates))
-            train_all(list(self.runs_until(updates).values()), self.workers)
-            if not self.long:
-                self.workers.run([samples.job(updates)])
-                print(samples.text(updates), flush=True)
-                if share < 1:
-                    print(f"{analyze(self.runs['plain'].best)}\n", flush=True)
+        """Train both recipes for the same number of updates, with a look at plain on the way."""
+        if not self.long:
+            train_all(list(self.runs_until(self.first_look).values()), self.workers)
+            samples = self.samples()
+            self.workers.run([samples.job(self.first_look)])
+            found = samples.translations(self.first_look)
+            print(samples.text({self.first_look: found}), flush=True)
+            print(f"{analyze(self.runs['plain'].best)}\n", flush=True)
+        train_all(list(self.runs.values()), self.workers)
         return {}
 
     def translate(self) -> Dict[str, Any]:
         """Translate the test split with each best checkpoint."""
         self.workers.run([run.translation() for run in self.runs.values()])
+        if not self.long:
+            samples, lines = self.samples(), self.runs["plain"].hypotheses()
+            after = {self.first_look: samples.translations(self.first_look)}
+            after[self.settings.updates] = [lines[index] for index in samples.chosen]
+            print(samples.text(after), flush=True)
         return {}
 
     def measure(self) -> Dict[str, Any]:
