@@ -11,6 +11,8 @@ products that oneDNN takes (functional/products.py), ``mos-stock`` a stock crite
 of the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in
 ``-bf16`` run under autocast.
 
+The last are left out on a processor without bfloat16 units, which emulates their products.
+
 Time is paired in one process; memory is the rise of the peak resident set, or of what is allocated
 on a GPU, in a process of its own.
 """
@@ -27,6 +29,7 @@ import torch.nn.functional as F
 from benchmarks import harness
 from spectral_fairseq.functional import products
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
+from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.reference import losses as reference
 
@@ -187,6 +190,8 @@ def main() -> None:
     variants = list(VARIANTS)
     if not hasattr(F, "linear_cross_entropy"):
         variants.remove("softmax-torch")
+    if args.device == "cpu" and not processor().has_bfloat16:
+        variants = [name for name in variants if not name.endswith("-bf16")]
     budget = measure(variants, (largest, WORDS, TOKENS), args)
     growth = ["softmax", "dense", "mos"]
     rows = list(budget)

@@ -530,8 +530,8 @@ class _BlockwiseLogProbs(torch.autograd.Function):
     @differentiable_once("blockwise_log_probs")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         if ctx.frozen:
-            gradients = scaled_gradients(ctx, grad.unsqueeze(1))
-            return gradients[0], None, None, None, None, None
+            of_contexts, *_ = scaled_gradients(ctx, grad.unsqueeze(1))
+            return of_contexts, None, None, None, None, None
         contexts, targets, matrix, bias = ctx.saved_tensors
         dtype = accumulation_dtype(ctx.dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
