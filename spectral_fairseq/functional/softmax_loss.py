@@ -530,7 +530,7 @@ class _BlockwiseLogProbs(torch.autograd.Function):
     @differentiable_once("blockwise_log_probs")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         if ctx.frozen:
-            of_contexts, *_ = scaled_gradients(ctx, grad.unsqueeze(1))
+            of_contexts = scaled_gradients(ctx, grad.unsqueeze(1))[0]
             return of_contexts, None, None, None, None, None
         contexts, targets, matrix, bias = ctx.saved_tensors
         dtype = accumulation_dtype(ctx.dtype)
