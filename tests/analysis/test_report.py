@@ -266,7 +266,7 @@ def test_rounding_noise_is_zero_in_every_format(results):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ["_$a$", r"$x^{$ a\$b"])
+@pytest.mark.parametrize("label", ["$x^{$", "$a$", "_hidden", r"a\$b"])
 def test_names_are_drawn_as_they_are(label, results):
     import matplotlib
 

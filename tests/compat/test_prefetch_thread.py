@@ -52,7 +52,8 @@ def test_fairseq_as_installed_aborts(stop_early):
 
 
 def test_patched_fairseq_exits_cleanly_or_with_the_status_of_an_error(stop_early):
-    assert [stop_early("patched", how) for how in ("end", "error")] == [0, 1]
+    assert [stop_early("patched") for _ in range(2)] == [0, 0]
+    assert stop_early("patched", "error") == 1
 
 
 def everything():

@@ -51,12 +51,9 @@ def test_the_commands_of_the_walk(run, repository, tiny_translation_data):
 
 
 # What looks at every penalty, in both worlds; the commands of the walk look at every file.
-REFUSALS = "tests/plugin/test_refusals.py"
 CONCERNED = (
-    *("tests/plugin/test_penalties.py", "tests/plugin/test_flags_page.py"),
-    f"{REFUSALS}::test_flags_of_a_table_that_is_not_trained",
-    f"{REFUSALS}::test_a_setting_of_a_penalty_needs_its_weight_and_every_need_is_known",
-    "tests/training/test_penalties.py",
+    *("tests/plugin/test_penalties.py", "tests/plugin/test_refusals.py"),
+    *("tests/plugin/test_flags_page.py", "tests/training/test_penalties.py"),
 )
 
 

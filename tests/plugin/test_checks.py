@@ -154,7 +154,8 @@ def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, cap
 @pytest.mark.parametrize("kind", [table.kind for table in TABLES])
 @pytest.mark.parametrize("flags", [
     {},
-    {"cosreg_weight": 1.0, "spectrum_weight": 0.01, "adversarial_epsilon": 0.1},
+    {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
+    {"adversarial_epsilon": 0.1},
 ])  # fmt: skip
 def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
     """Logs, validation and analysis, and checks at the start of a resumed run."""

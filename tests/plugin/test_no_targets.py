@@ -29,11 +29,8 @@ def without_targets(task, model, size):
     return sample
 
 
-@pytest.mark.parametrize("prefix, method", [
-    *((0, method) for method in METHODS),
-    # Each form of the loss leaves out a prefix in a way of its own.
-    *((9, method) for method in METHODS if not method or "loss_form" in method),
-], ids=lambda value: next(iter(value), "nothing") if isinstance(value, dict) else None)  # fmt: skip
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: next(iter(method), "nothing"))
+@pytest.mark.parametrize("prefix", [0, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OUR_MODELS)
 def test_a_batch_without_targets(task, name, prefix, method):
     model = any_model(task, name, dropout=0.1)

@@ -159,7 +159,6 @@ def test_the_same_criterion_ends_training_on_the_losses_of_the_averages(stop):
     assert (trainer.get_lr() <= trainer.cfg.optimization.stop_min_lr) is stop
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["end of an epoch", "middle of an epoch", "reset"])
 def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path, caplog):
     """fairseq saves before it tells the schedule the loss, and does not repeat it."""
@@ -222,7 +221,6 @@ def test_no_validation_is_needed_to_average_at_once():
     assert trainer.get_lr() == 0.5 and trainer.cfg.optimization.stop_min_lr < 0
 
 
-@pytest.mark.slow
 def test_other_trainings_are_left_alone(tmp_path):
     trainer = build_trainer(optimizer="sgd")
     take_updates(trainer, 1)

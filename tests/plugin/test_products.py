@@ -58,7 +58,6 @@ def test_translation_takes_the_flag(train, run_cli, tiny_translation_data):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flag, fast", [("fast", True), ("torch", False)])
 def test_the_command_that_calls_its_main_itself_multiplies_as_it_is_told(monkeypatch, flag, fast):
     seen, kept = [], []

@@ -54,7 +54,6 @@ def are_tied(model, layout):
     return len(weights) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_loads_in_plain_transformers_and_goes_on_exactly(transformers, tmp_path, layout, kind):
@@ -164,7 +163,6 @@ def test_files_in_parts_and_wrong_folders(transformers, tmp_path):
         restore_(other, tmp_path / "plain")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_was_learned_after_loading_is_not_thrown_away(transformers, tmp_path, kind):
     """The table of the file came back in silence, and a resized model was left half changed."""
