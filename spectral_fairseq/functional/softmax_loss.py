@@ -29,7 +29,7 @@ In order: ``plugin/likelihood_choice.py: form_for``, ``heads/head.py: Head.loss`
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -286,13 +286,9 @@ class _BatchLoss:
         if slope_of_log_z is not None:
             weights = weights + slope_of_log_z
         hits = self.target_weight * counted
-        part, rows, scores, table = block.part, block.rows, block.softmax, self.block_scores.table
-        if block.slope is None:
-            self.gradients.add_block(part, rows, scores, table, block.targets, weights, hits)
-            return
-        scores.mul_(weights.unsqueeze(1)).sub_(self.uniform * counted.unsqueeze(1))
-        scores.scatter_add_(1, block.targets.unsqueeze(1), -hits.unsqueeze(1))
-        self.gradients.add_block(part, rows, scores.mul_(block.slope), table)
+        uniform = self.uniform * counted if self.uniform else None
+        table = self.block_scores.table
+        _add_gradients(self.gradients, block.part, block, table, weights, hits, uniform)
 
     def finish(self) -> None:
         """Add what is the same for all tokens, once the last block has been added."""
@@ -488,9 +484,9 @@ def check_token_weights(weights: Tensor, targets: Tensor) -> None:
 class _BlockwiseLogProbs(torch.autograd.Function):
     """log p of the targets, their entropy and whether they are right, by blocks.
 
-    A gradient of the table is known in the backward pass alone, which computes the scores of each
-    block again. Where table and bias are frozen, as under LoRA, the forward pass keeps the
-    gradient of each token's log p for its own context, which the one from above multiplies.
+    The gradients of table and bias are known in the backward pass alone, which computes the scores
+    of each block again. Where both are frozen, as under LoRA, the forward pass keeps the gradient
+    of each log p for its own context, and the backward pass multiplies it by the one from above.
     """
 
     @staticmethod
@@ -518,7 +514,8 @@ class _BlockwiseLogProbs(torch.autograd.Function):
                 log_probs[part] = (block.target_scores - block.log_z)[:real]
                 rights, entropies = map(torch.cat, zip(*block.measured))
                 right[part], entropy[part] = rights[:real].to(dtype), entropies[:real]
-                _add_gradients_of_log_probs(sums, part, block, log_probs.new_ones(real))
+                if sums.contexts is not None:
+                    _add_gradients_of_log_probs(sums, part, block, log_probs.new_ones(real))
         if ctx.frozen:
             sums.save(ctx)
         else:
@@ -551,7 +548,7 @@ class _SoftmaxOfBlock(NamedTuple):
     rows: Tensor
     targets: Tensor
     table: Tensor
-    probabilities: Tensor
+    softmax: Tensor
     log_z: Tensor
     target_scores: Tensor
     slope: Optional[Tensor]
@@ -561,15 +558,33 @@ class _SoftmaxOfBlock(NamedTuple):
 def _add_gradients_of_log_probs(
     sums: GradientSums, part: slice, block: _SoftmaxOfBlock, from_above: Tensor
 ) -> None:
-    """Add the gradients of a block, whose softmax is overwritten: d log p_y / d s = [v = y] - p."""
-    slopes = -padded(from_above, len(block.rows))
-    table, scores = block.table, block.probabilities
+    """Add the gradients of a block: d log p_y / d s = [v = y] - p, times those from above."""
+    weights = -padded(from_above, len(block.rows))
+    _add_gradients(sums, part, block, block.table, weights, weights)
+
+
+def _add_gradients(
+    sums: GradientSums,
+    part: slice,
+    block: Union[_ScoredBlock, _SoftmaxOfBlock],
+    table: Tensor,
+    weights: Tensor,
+    hits: Tensor,
+    uniform: Optional[Tensor] = None,
+) -> None:
+    """Add what follows from d loss / d s = weights p - hits [v = y]; the softmax is overwritten.
+
+    With a soft cap, uniform is subtracted from the derivative too. Without one, what is the same
+    for all words is left to the caller, who adds it for all tokens together.
+    """
     if block.slope is None:
-        sums.add_block(part, block.rows, scores, table, block.targets, slopes, slopes)
+        sums.add_block(part, block.rows, block.softmax, table, block.targets, weights, hits)
         return
-    scores.mul_(slopes.unsqueeze(1))
-    scores.scatter_add_(1, block.targets.unsqueeze(1), -slopes.unsqueeze(1))
-    sums.add_block(part, block.rows, scores.mul_(block.slope), table)
+    gradient = block.softmax.mul_(weights.unsqueeze(1))
+    if uniform is not None:
+        gradient.sub_(uniform.unsqueeze(1))
+    gradient.scatter_add_(1, block.targets.unsqueeze(1), -hits.unsqueeze(1))
+    sums.add_block(part, block.rows, gradient.mul_(block.slope), table)
 
 
 def _softmaxes(
@@ -616,8 +631,8 @@ def blockwise_log_probs(
     """Return log p of each target under softmax(W h + b), for losses that are functions of it.
 
     It has a gradient, for which the backward pass computes the scores of each block again: four
-    products where :func:`blockwise_cross_entropy` has three. Where table and bias are frozen, both
-    have two.
+    products where :func:`blockwise_cross_entropy` has three. Where table and bias are frozen, each
+    has two.
 
     Args:
         contexts: h, shape (T, d).

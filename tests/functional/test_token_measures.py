@@ -245,6 +245,16 @@ def test_log_probabilities_cost_a_fourth_product_where_the_table_is_trained(
     assert len(made) == products
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_log_probabilities_compute_no_gradient_that_is_not_kept(trained):
+    """Not for the soft cap either: of a trained table, or where no gradient is asked for."""
+    contexts, targets, matrix, _ = problem()
+    with torch.set_grad_enabled(trained), torch.autograd.profiler.profile() as profile:
+        blockwise_log_probs(contexts, targets, matrix, softcap=2.0)
+    names = {event.name for event in profile.function_events}
+    assert "aten::gather" in names and "aten::scatter_add_" not in names
+
+
 def test_weights_that_cannot_be_taken_are_refused():
     contexts, targets, matrix, _ = problem()
     for weights, match in (
