@@ -11,7 +11,7 @@ products that oneDNN takes (functional/products.py), ``mos-stock`` a stock crite
 of the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in
 ``-bf16`` run under autocast.
 
-The last are left out on a processor without bfloat16 units, which emulates their products.
+A processor without bfloat16 units emulates their products, so the last are left out there.
 
 Time is paired in one process; memory is the rise of the peak resident set, or of what is allocated
 on a GPU, in a process of its own.
@@ -139,7 +139,7 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
     """Time and memory against K, N and tokens."""
     from matplotlib import pyplot
 
-    # Wide enough for a phone, where a picture has 390 pixels.
+    # Narrow enough for a phone, where a picture has 390 pixels.
     figure, axes = pyplot.subplots(3, 2, figsize=(3.9, 5.8), dpi=300)
     fixed = {"K": COMPONENTS, "N": WORDS, "tokens": TOKENS}
     for row, axis in enumerate(fixed):

@@ -42,10 +42,10 @@ def blocks(path: Path) -> List[Block]:
 
 
 def with_short_loops(text: str, page: str) -> Tuple[str, Set[str]]:
-    """Bash whose loops have their first pass, and those whose results the page names.
+    """Cut each loop to its first pass and to the passes whose results the page names.
 
     Returns:
-        The bash, and the words of the passes left out.
+        The shorter script, and the words of the passes that were left out.
     """
     left_out: Set[str] = set()
 

@@ -1,4 +1,7 @@
-"""Every command of every README runs, on tiny data: readme_substitutions.py says what changes."""
+"""Every command of every README runs, on tiny data: readme_substitutions.py says what changes.
+
+Of a loop, whose passes differ in a name alone, one pass runs, and those that the page builds upon.
+"""
 
 import os
 import re
@@ -143,7 +146,8 @@ def test_every_block_runs(path, sandbox, bin_folder):
         problem = check(block._replace(text=text), folder, bin_folder)
         if problem:
             pytest.fail(f"{block}\n{block.text}\n{problem}")
-        # What a loop names is among the data, or another command has made it or names it.
+        # A name of the other passes has to be that of data, of what a command has made, or of a
+        # further command.
         made = (*folder.glob("data-bin/*/*"), *folder.rglob("*")) if left_out else ()
         for word in left_out - {one.name.split(".")[0] for one in made}:
             assert page.count(word) > 1, f"{block}: nothing else makes or names {word}"
