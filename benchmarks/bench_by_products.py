@@ -28,9 +28,9 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
+from spectral_fairseq.functional.log_probs import blockwise_log_probs
 from spectral_fairseq.functional.softmax_loss import (
     blockwise_cross_entropy,
-    blockwise_log_probs,
     measured_cross_entropy,
 )
 

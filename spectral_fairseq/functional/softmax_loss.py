@@ -8,28 +8,21 @@ which is the loss of fairseq's ``label_smoothed_cross_entropy``; label smoothing
 Szegedy et al., CVPR 2016, https://arxiv.org/abs/1512.00567. The naive form is
 ``tests/reference/losses.py``.
 
-The z-loss and the soft cap are two ways to keep the scores of a softmax small. With scores x, their
-normaliser log Z = logsumexp(x), and a target y, a token costs
+The z-loss of Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5, whose
+lambda is 1e-4, keeps the normaliser log Z = logsumexp(s) near 0. With it a token costs
 
-    -log p_y + lambda (log Z)^2,        gradient for x:  (1 + 2 lambda log Z) p - y
+    -log p_y + lambda (log Z)^2,        gradient for s:  (1 + 2 lambda log Z) p - [v = y].
 
-with the z-loss of Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5,
-whose lambda is 1e-4. With the soft cap c of Gemma 2, https://arxiv.org/abs/2408.00118, section 2,
-whose c is 30, the scores are
+It changes the training alone, while a soft cap (``softcap.py``) is a part of the model.
 
-    s = c tanh(x / c),        ds/dx = 1 - (s / c)^2.
-
-The z-loss changes the training alone. A soft cap is a part of the model, which has other
-probabilities without it.
-
-Flags: ``--loss-form`` auto, ``--z-loss`` 0, ``--logit-softcap``.
+Flags: ``--loss-form`` auto, ``--z-loss`` 0.
 In order: ``plugin/likelihood_choice.py: form_for``, ``heads/head.py: Head.loss``,
-    ``blockwise_cross_entropy``, ``softcap_``.
+    ``blockwise_cross_entropy``, ``functional/block_softmaxes.py: BlockSoftmaxes``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -37,39 +30,20 @@ from torch import Tensor
 from spectral_fairseq.errors import ConfigurationError, check_range, check_shape
 from spectral_fairseq.functional.adversarial_softmax import unperturbed_loss
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
+from spectral_fairseq.functional.block_softmaxes import BlockSoftmax, BlockSoftmaxes
 from spectral_fairseq.functional.blocks import (
-    BlockScores,
     GradientSums,
-    Measured,
-    accumulation_dtype,
     aligned,
     check_loss_shapes,
     detached_without_grad,
-    filled,
     kept_rows,
     padded,
     product_dtype,
     scaled_gradients,
     smoothing_weights,
-    softmax_and_targets_,
-    token_blocks,
-    tokens_per_block,
     without_ignored,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
-
-
-def softcapped(scores: Tensor, softcap: float) -> Tensor:
-    """Return c tanh(x / c) of scores x of any shape."""
-    return softcap * torch.tanh(scores / softcap)
-
-
-def softcap_(scores: Tensor, softcap: float) -> Tensor:
-    """Overwrite scores x, of any shape, by s = c tanh(x / c), and return ds/dx of that shape."""
-    scores.div_(softcap).tanh_()
-    slope = scores.square().neg_().add_(1.0)
-    scores.mul_(softcap)
-    return slope
 
 
 class Losses(NamedTuple):
@@ -100,84 +74,47 @@ class _Options(NamedTuple):
     measures: bool = False
 
 
-class _ScoredBlock(NamedTuple):
-    """The scores of one block of tokens; rows behind the first ``real`` only fill it up.
-
-    Attributes:
-        part: where the tokens stand in the batch.
-        real: their number.
-        rows: h, shape (b, d), in the dtype of the products.
-        targets: y, shape (b,).
-        margin: m, shape (b,), or ``None``.
-        softmax: p, shape (b, N).
-        log_z: log Z, shape (b,).
-        target_score: s_y, shape (b,).
-        score_sum: sum_v s_v, shape (b,); ``None`` where nothing is smoothed.
-        slope: ds/dx of the soft cap, shape (b, N); ``None`` without one.
-    """
-
-    part: slice
-    real: int
-    rows: Tensor
-    targets: Tensor
-    margin: Optional[Tensor]
-    softmax: Tensor
-    log_z: Tensor
-    target_score: Tensor
-    score_sum: Optional[Tensor]
-    slope: Optional[Tensor]
-
-
 class _BatchLoss:
     """The losses of a batch and their gradients, to which its blocks are added one by one.
 
-    In order: :meth:`scored` and :meth:`add` of each block, then :meth:`finish`.
+    In order: :meth:`add` of each block, then :meth:`finish`.
 
     Args:
-        contexts: h, shape (T, d).
-        targets: y, shape (T,).
-        matrix: W, shape (N, d).
+        softmaxes: those of the batch.
         bias: b, shape (N,).
-        margin: m, shape (T,).
         token_weights: shape (T,).
         options: as of :func:`blockwise_cross_entropy`.
         needed: which gradients of contexts, table and bias autograd asks for.
-        dtype: of the products.
     """
 
     def __init__(
         self,
-        contexts: Tensor,
-        targets: Tensor,
+        softmaxes: BlockSoftmaxes,
         matrix: Tensor,
         bias: Optional[Tensor],
-        margin: Optional[Tensor],
         token_weights: Optional[Tensor],
         options: _Options,
-        *,
         needed: Tuple[bool, bool, bool],
-        dtype: torch.dtype,
     ) -> None:
-        self.contexts, self.targets, self.margin = contexts, targets, margin
+        contexts = softmaxes.contexts
+        self.softmaxes, self.contexts = softmaxes, contexts
         self.token_weights, self.options = token_weights, options
         self.tokens, self.vocabulary = contexts.size(0), matrix.size(0)
         self.target_weight, self.uniform = smoothing_weights(
             options.label_smoothing, self.vocabulary
         )
         self.weighted = token_weights is not None or options.by_probability
-        self.dtype = accumulation_dtype(dtype)
-        self.block_scores = BlockScores(matrix, bias, dtype)
+        self.dtype = softmaxes.dtype
         by_sums = self.uniform and options.softcap is None
         self.word_sum = matrix.sum(0, dtype=self.dtype) if by_sums else None  # [d]
-        scores_bias = self.block_scores.bias
+        scores_bias = softmaxes.scores.bias
         self.bias_sum = 0.0 if scores_bias is None else scores_bias.sum()
         self.gradients = GradientSums(contexts, matrix, bias, self.dtype, needed)
         self.loss = contexts.new_zeros((), dtype=self.dtype)
         self.plain_loss, self.plain_nll = self.loss.clone(), self.loss.clone()
         self.squares = self.loss.clone()  # sum of (log Z)^2
-        self.margin_gradient = None if margin is None else self._per_token(True)
+        self.margin_gradient = None if softmaxes.margin is None else self._per_token(True)
         self.weights = contexts.new_ones(self.tokens if self.weighted else 0, dtype=self.dtype)
-        self.measured: Optional[Measured] = [] if options.measures else None
         self.log_probs = self._per_token(options.measures)
         self.entropy = self._per_token(options.measures)
         self.right = self._per_token(options.measures)
@@ -185,41 +122,15 @@ class _BatchLoss:
     def _per_token(self, wanted: bool) -> Tensor:
         return self.contexts.new_zeros(self.tokens if wanted else 0, dtype=self.dtype)
 
-    def scored(self, part: slice, size: int) -> _ScoredBlock:
-        """Return the scores of the tokens in ``part``, in a block of ``size`` rows."""
-        rows = self.block_scores.rows(self.contexts[part], size)  # [b, d]
-        targets = filled(self.targets[part], size)  # [b]
-        margin = slope = score_sum = None
-        if self.margin is not None:
-            margin = filled(self.margin[part].to(self.dtype), size)  # [b]
-        if self.options.softcap is None:
-            softmax, log_z, target_score = self.block_scores.softmax(
-                rows, targets, margin, self.measured
-            )
-            if self.word_sum is not None:
-                # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
-                score_sum = rows.to(self.dtype) @ self.word_sum + self.bias_sum
-                if margin is not None:
-                    score_sum -= margin
-        else:
-            softmax = self.block_scores(rows)  # [b, N]
-            slope = softcap_(softmax, self.options.softcap)
-            score_sum = softmax.sum(1) if self.uniform else None
-            log_z, target_score = softmax_and_targets_(softmax, targets, margin, self.measured)
-        real = part.stop - part.start
-        return _ScoredBlock(
-            part, real, rows, targets, margin, softmax, log_z, target_score, score_sum, slope
-        )
-
-    def add(self, block: _ScoredBlock) -> None:
+    def add(self, block: BlockSoftmax) -> None:
         """Add the losses of a block, and their gradients; its scores are overwritten."""
-        nll = block.log_z - block.target_score
+        nll = block.log_z - block.target_scores
         loss = self.target_weight * nll
-        if block.score_sum is not None:
-            loss += self.uniform * (self.vocabulary * block.log_z - block.score_sum)
+        if self.uniform:
+            # sum_v -log p_v = N log Z - sum_v s_v
+            loss += self.uniform * (self.vocabulary * block.log_z - self._score_sum(block))
         plain_loss, plain_nll = self._without_margin(block, loss, nll)
-        if self.measured:
-            self._measure(block, plain_nll)
+        self._measure(block, plain_nll)
         counted = self._counted(block, plain_nll)  # [b]
         for each in (loss, plain_loss, plain_nll):
             each[block.real :] = 0  # 0 times an infinite loss is no number
@@ -228,8 +139,18 @@ class _BatchLoss:
         self.plain_nll += plain_nll.sum() if self.weighted else counted @ plain_nll
         self._add_gradients(block, counted, self._slope_of_log_z(block, counted))
 
+    def _score_sum(self, block: BlockSoftmax) -> Tensor:
+        """Return sum_v s_v, shape (b,); without a soft cap it takes no pass over the scores."""
+        if self.word_sum is None:
+            assert block.score_sum is not None
+            return block.score_sum
+        score_sum = block.rows.to(self.dtype) @ self.word_sum + self.bias_sum
+        if block.margin is not None:
+            score_sum -= block.margin
+        return score_sum
+
     def _without_margin(
-        self, block: _ScoredBlock, loss: Tensor, nll: Tensor
+        self, block: BlockSoftmax, loss: Tensor, nll: Tensor
     ) -> Tuple[Tensor, Tensor]:
         """Return loss and NLL of the scores without their margin, and keep its gradient."""
         if block.margin is None or self.margin_gradient is None:
@@ -240,15 +161,14 @@ class _BatchLoss:
         smoothing = (self.target_weight, self.uniform)
         return unperturbed_loss(loss, nll, block.margin, smoothing, self.vocabulary)
 
-    def _measure(self, block: _ScoredBlock, plain_nll: Tensor) -> None:
-        assert self.measured is not None
-        rights, entropies = map(torch.cat, zip(*self.measured))
-        self.measured.clear()
+    def _measure(self, block: BlockSoftmax, plain_nll: Tensor) -> None:
+        if block.right is None or block.entropy is None:
+            return
         self.log_probs[block.part] = -plain_nll[: block.real]
-        self.right[block.part] = rights[: block.real].to(self.dtype)
-        self.entropy[block.part] = entropies[: block.real]
+        self.right[block.part] = block.right[: block.real].to(self.dtype)
+        self.entropy[block.part] = block.entropy[: block.real]
 
-    def _counted(self, block: _ScoredBlock, plain_nll: Tensor) -> Tensor:
+    def _counted(self, block: BlockSoftmax, plain_nll: Tensor) -> Tensor:
         """Return the weight of each row, 1 without weights; 0 for those that only fill up."""
         part, size = block.part, len(block.rows)
         if not self.weighted:
@@ -261,7 +181,7 @@ class _BatchLoss:
             self.margin_gradient[part] *= self.weights[part]
         return padded(self.weights[part], size)
 
-    def _slope_of_log_z(self, block: _ScoredBlock, counted: Tensor) -> Optional[Tensor]:
+    def _slope_of_log_z(self, block: BlockSoftmax, counted: Tensor) -> Optional[Tensor]:
         """Add the z-loss, and return its derivative by log Z, shape (b,)."""
         if not self.options.z_loss:
             return None
@@ -275,7 +195,7 @@ class _BatchLoss:
         return slope * counted
 
     def _add_gradients(
-        self, block: _ScoredBlock, counted: Tensor, slope_of_log_z: Optional[Tensor]
+        self, block: BlockSoftmax, counted: Tensor, slope_of_log_z: Optional[Tensor]
     ) -> None:
         """Add the gradients of contexts, table and bias that follow from those of the scores.
 
@@ -287,8 +207,7 @@ class _BatchLoss:
             weights = weights + slope_of_log_z
         hits = self.target_weight * counted
         uniform = self.uniform * counted if self.uniform else None
-        table = self.block_scores.table
-        _add_gradients(self.gradients, block.part, block, table, weights, hits, uniform)
+        self.softmaxes.add_gradients(self.gradients, block, weights, hits, uniform)
 
     def finish(self) -> None:
         """Add what is the same for all tokens, once the last block has been added."""
@@ -334,21 +253,22 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(contexts, matrix, bounded=bounded)
         needs = ctx.needs_input_grad
         with torch.autocast(contexts.device.type, enabled=False):
-            batch = _BatchLoss(
+            softmaxes = BlockSoftmaxes(
                 contexts,
                 targets,
                 matrix,
                 bias,
-                margin,
-                token_weights,
-                options,
-                needed=(needs[0], needs[2], needs[3]),
-                dtype=dtype,
+                dtype,
+                margin=margin,
+                softcap=options.softcap,
+                block_elements=options.block_elements,
+                measures=options.measures,
+                sums_scores=options.label_smoothing > 0,
             )
-            narrow = options.softcap is None and batch.block_scores.overwrites_products
-            rows = tokens_per_block(matrix, options.block_elements, half_precision=narrow)
-            for part, size in token_blocks(batch.tokens, rows):
-                batch.add(batch.scored(part, size))
+            needed = (needs[0], needs[2], needs[3])
+            batch = _BatchLoss(softmaxes, matrix, bias, token_weights, options, needed)
+            for part, size in softmaxes.parts():
+                batch.add(softmaxes.block(part, size))
             batch.finish()
         margin_dtype = batch.dtype if margin is None else margin.dtype
         batch.gradients.save(ctx, (batch.margin_gradient, margin_dtype))
@@ -479,179 +399,3 @@ def check_token_weights(weights: Tensor, targets: Tensor) -> None:
             "Detach them; a loss that is a function of log-probabilities takes these from "
             "blockwise_log_probs.",
         )
-
-
-class _BlockwiseLogProbs(torch.autograd.Function):
-    """log p of the targets, their entropy and whether they are right, by blocks.
-
-    The gradients of table and bias are known in the backward pass alone, which computes the scores
-    of each block again. Where both are frozen, as under LoRA, the forward pass keeps the gradient
-    of each log p for its own context, and the backward pass multiplies it by the one from above.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        contexts: Tensor,
-        targets: Tensor,
-        matrix: Tensor,
-        bias: Optional[Tensor],
-        softcap: Optional[float],
-        block_elements: Optional[int],
-    ) -> Tuple[Tensor, Tensor, Tensor]:
-        ctx.dtype = product_dtype(contexts, matrix, bounded=False)
-        ctx.softcap, ctx.block_elements = softcap, block_elements
-        dtype = accumulation_dtype(ctx.dtype)
-        ctx.frozen = not (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
-        needed = (ctx.frozen and ctx.needs_input_grad[0], False, False)
-        log_probs, entropy, right = (
-            contexts.new_zeros(contexts.size(0), dtype=dtype) for _ in range(3)
-        )
-        with torch.autocast(contexts.device.type, enabled=False):
-            sums = GradientSums(contexts, matrix, bias, dtype, needed)
-            for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=True):
-                real = part.stop - part.start
-                log_probs[part] = (block.target_scores - block.log_z)[:real]
-                rights, entropies = map(torch.cat, zip(*block.measured))
-                right[part], entropy[part] = rights[:real].to(dtype), entropies[:real]
-                if sums.contexts is not None:
-                    _add_gradients_of_log_probs(sums, part, block, log_probs.new_ones(real))
-        if ctx.frozen:
-            sums.save(ctx)
-        else:
-            ctx.save_for_backward(contexts, targets, matrix, bias)
-        ctx.mark_non_differentiable(entropy, right)
-        return log_probs, entropy, right
-
-    @staticmethod
-    @differentiable_once("blockwise_log_probs")
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
-        if ctx.frozen:
-            of_contexts = scaled_gradients(ctx, grad.unsqueeze(1))[0]
-            return of_contexts, None, None, None, None, None
-        contexts, targets, matrix, bias = ctx.saved_tensors
-        dtype = accumulation_dtype(ctx.dtype)
-        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
-        with torch.autocast(contexts.device.type, enabled=False):
-            sums = GradientSums(contexts, matrix, bias, dtype, needed)
-            for part, block in _softmaxes(ctx, contexts, targets, matrix, bias, measures=False):
-                _add_gradients_of_log_probs(sums, part, block, grad[part].to(dtype))
-        found = (sums.contexts, sums.matrix, sums.bias)
-        given = (contexts, matrix, bias)
-        gradients = [None if one is None else one.to(like.dtype) for one, like in zip(found, given)]
-        return gradients[0], None, gradients[1], gradients[2], None, None
-
-
-class _SoftmaxOfBlock(NamedTuple):
-    """A block of tokens with its softmax p, whose rows may be filled up beyond its tokens."""
-
-    rows: Tensor
-    targets: Tensor
-    table: Tensor
-    softmax: Tensor
-    log_z: Tensor
-    target_scores: Tensor
-    slope: Optional[Tensor]
-    measured: Measured
-
-
-def _add_gradients_of_log_probs(
-    sums: GradientSums, part: slice, block: _SoftmaxOfBlock, from_above: Tensor
-) -> None:
-    """Add the gradients of a block: d log p_y / d s = [v = y] - p, times those from above."""
-    weights = -padded(from_above, len(block.rows))
-    _add_gradients(sums, part, block, block.table, weights, weights)
-
-
-def _add_gradients(
-    sums: GradientSums,
-    part: slice,
-    block: Union[_ScoredBlock, _SoftmaxOfBlock],
-    table: Tensor,
-    weights: Tensor,
-    hits: Tensor,
-    uniform: Optional[Tensor] = None,
-) -> None:
-    """Add what follows from d loss / d s = weights p - hits [v = y]; the softmax is overwritten.
-
-    With a soft cap, uniform is subtracted from the derivative too. Without one, what is the same
-    for all words is left to the caller, who adds it for all tokens together.
-    """
-    if block.slope is None:
-        sums.add_block(part, block.rows, block.softmax, table, block.targets, weights, hits)
-        return
-    gradient = block.softmax.mul_(weights.unsqueeze(1))
-    if uniform is not None:
-        gradient.sub_(uniform.unsqueeze(1))
-    gradient.scatter_add_(1, block.targets.unsqueeze(1), -hits.unsqueeze(1))
-    sums.add_block(part, block.rows, gradient.mul_(block.slope), table)
-
-
-def _softmaxes(
-    ctx: Any,
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    bias: Optional[Tensor],
-    measures: bool,
-) -> Iterator[Tuple[slice, _SoftmaxOfBlock]]:
-    """The softmax of one block of tokens after the other."""
-    block_scores = BlockScores(matrix, bias, ctx.dtype)
-    narrow = ctx.softcap is None and block_scores.overwrites_products
-    block = tokens_per_block(matrix, ctx.block_elements, half_precision=narrow)
-    for part, size in token_blocks(contexts.size(0), block):
-        rows, own = block_scores.rows(contexts[part], size), filled(targets[part], size)
-        measured: Measured = []
-        wanted, slope = measured if measures else None, None
-        if ctx.softcap is None:
-            scores, log_z, target_scores = block_scores.softmax(rows, own, None, wanted)
-        else:
-            scores = block_scores(rows)
-            slope = softcap_(scores, ctx.softcap)
-            log_z, target_scores = softmax_and_targets_(scores, own, None, wanted)
-        yield (
-            part,
-            _SoftmaxOfBlock(
-                rows, own, block_scores.table, scores, log_z, target_scores, slope, measured
-            ),
-        )
-
-
-@outside_graphs
-def blockwise_log_probs(
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    softcap: Optional[float] = None,
-    ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
-) -> TokenMeasures:
-    """Return log p of each target under softmax(W h + b), for losses that are functions of it.
-
-    It has a gradient, for which the backward pass computes the scores of each block again: four
-    products where :func:`blockwise_cross_entropy` has three. Where table and bias are frozen, each
-    has two.
-
-    Args:
-        contexts: h, shape (T, d).
-        targets: shape (T,).
-        matrix: W, shape (N, d).
-        bias: b, shape (N,).
-        softcap: c of scores c tanh((W h + b) / c), or ``None``.
-        ignore_index: target whose tokens have zero everywhere.
-        block_elements: as for :func:`blockwise_cross_entropy`.
-
-    Raises:
-        ConfigurationError: shapes that do not fit together, or c outside its range.
-    """
-    check_loss_shapes(contexts, targets, matrix, bias)
-    check_range("`softcap`", softcap, above=0, optional=True)
-    kept, shape = kept_rows(ignore_index, targets), targets.shape
-    targets, contexts = without_ignored(ignore_index, targets, contexts)
-    contexts, matrix = aligned(contexts, matrix)
-    contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
-    options = (softcap, block_elements)
-    found = _BlockwiseLogProbs.apply(contexts, targets, matrix, bias, *options)
-    return TokenMeasures.at(kept, shape, *found)

@@ -37,7 +37,8 @@ from spectral_fairseq.functional.mixture_loss import (
     mixture_cross_entropy,
 )
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import Losses, softcapped
+from spectral_fairseq.functional.softcap import softcapped
+from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.heads.softmax import softmax_loss
 from spectral_fairseq.options import Option

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy, softcapped
+from spectral_fairseq.functional.softcap import softcapped
+from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.autograd import outside_graphs
-from spectral_fairseq.functional.softmax_loss import softcapped
+from spectral_fairseq.functional.softcap import softcapped
 from spectral_fairseq.training.modules import LayerMixin
 
 

@@ -28,11 +28,11 @@ from spectral_fairseq.errors import (
     listed,
 )
 from spectral_fairseq.functional.blocks import smoothing_weights
+from spectral_fairseq.functional.log_probs import blockwise_log_probs
 from spectral_fairseq.functional.precision import HALVES, widened
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     blockwise_cross_entropy,
-    blockwise_log_probs,
     check_token_weights,
     measured_cross_entropy,
 )

@@ -8,10 +8,10 @@ import torch
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional import (
     adaptive_loss,
+    block_softmaxes,
     blocks,
     consistency_loss,
     mixture_loss,
-    softmax_loss,
 )
 from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
@@ -174,7 +174,7 @@ def one_block_as_it_is(tokens, _block):
 
 
 def in_one_block(monkeypatch):
-    for module in (softmax_loss, mixture_loss, adaptive_loss, consistency_loss):
+    for module in (block_softmaxes, mixture_loss, adaptive_loss, consistency_loss):
         monkeypatch.setattr(module, "token_blocks", one_block_as_it_is)
 
 

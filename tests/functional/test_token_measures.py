@@ -1,5 +1,6 @@
 """Log-probabilities, entropies, hits and weights of tokens equal those of the dense scores."""
 
+import weakref
 from collections import Counter
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional.block_softmaxes import BlockSoftmaxes
+from spectral_fairseq.functional.log_probs import blockwise_log_probs
 from spectral_fairseq.functional.softmax_loss import (
     blockwise_cross_entropy,
-    blockwise_log_probs,
     measured_cross_entropy,
 )
 from tests.reference.losses import smoothed_nll
@@ -226,6 +228,26 @@ def test_no_pass_holds_tokens_times_words(monkeypatch):
     measured_cross_entropy(contexts, targets, matrix, block_elements=8 * 50)
     blockwise_log_probs(contexts, targets, matrix, block_elements=8 * 50).log_probs.sum().backward()
     assert max(sizes) <= max(8 * 50, 200 * 4)
+
+
+@pytest.mark.parametrize("compute", [blockwise_cross_entropy, blockwise_log_probs])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_scores_of_one_block_are_held_at_a_time(compute, frozen, monkeypatch):
+    """Those of the block before are dropped when the next are computed, in both passes."""
+    contexts, targets, matrix, _ = problem(24, 50, 4)
+    matrix.requires_grad_(not frozen)
+    held = []
+    own = BlockSoftmaxes.block
+
+    def noted(self, part, size):
+        assert not any(softmax() is not None for softmax in held)
+        block = own(self, part, size)
+        held.append(weakref.ref(block.softmax))
+        return block
+
+    monkeypatch.setattr(BlockSoftmaxes, "block", noted)
+    compute(contexts, targets, matrix, block_elements=8 * 50)[0].sum().backward()
+    assert len(held) == (6 if compute is blockwise_log_probs and not frozen else 3)
 
 
 @pytest.mark.parametrize("frozen, products", [(False, 4), (True, 2)])
