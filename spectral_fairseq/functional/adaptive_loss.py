@@ -195,6 +195,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                     sums.add_block(
                         tokens, rows, scores, block_scores.table, columns, weights, hits, start
                     )
+                    del scores  # before those of the next block are computed
         sums.save(ctx, (cluster_gradient, cluster_scores.dtype))
         return nll
 

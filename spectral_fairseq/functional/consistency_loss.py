@@ -81,6 +81,80 @@ def _never_predicted(bias: Optional[Tensor]) -> Optional[Tensor]:
     return words if words.numel() else None
 
 
+class _ConsistencySums:
+    """Losses and gradients of two passes, to which the blocks of a batch are added one by one.
+
+    Args:
+        contexts: h_1 and h_2, shape (T, 2, d).
+        targets: y, shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        weight: of the divergence.
+        label_smoothing: eps.
+        dtype: of the products.
+        needed: which gradients of contexts, table and bias autograd asks for.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        weight: float,
+        label_smoothing: float,
+        *,
+        dtype: torch.dtype,
+        needed: Tuple[bool, bool, bool],
+    ) -> None:
+        self.contexts, self.targets, self.weight = contexts, targets, weight
+        self.vocabulary = matrix.size(0)
+        self.target_weight, self.uniform = smoothing_weights(label_smoothing, self.vocabulary)
+        self.block_scores = BlockScores(matrix, bias, dtype)
+        self.never = _never_predicted(self.block_scores.bias)
+        sum_dtype = accumulation_dtype(dtype)
+        self.likelihood, self.nll, self.divergence = (
+            contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
+        )
+        self.needed = any(needed)
+        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+
+    def add(self, part: slice, size: int) -> None:
+        """Add the tokens in ``part``, in a block of ``size`` rows for either pass."""
+        counted = part.stop - part.start  # the rows behind these only fill the block up
+        rows = self.block_scores.rows(self.contexts[part], size).flatten(0, 1)  # [2b, d]
+        target = filled(self.targets[part], size).view(-1, 1, 1).expand(-1, 2, 1)  # [b, 2, 1]
+        log_p = torch.log_softmax(self.block_scores(rows), -1).view(size, 2, -1)  # [b, 2, N]
+        p = log_p.exp()
+        log_ratio = log_p[:, 0] - log_p[:, 1]  # [b, N]
+        if self.never is not None:
+            log_ratio[:, self.never] = 0.0
+        kl = torch.einsum("bkn,bn->bk", p, log_ratio)
+        kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
+        hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
+        totals = log_p[:counted].sum((0, 2)) if self.uniform else torch.zeros_like(hits)
+        for k in (0, 1):
+            self.nll -= SHARE * hits[k]
+            self.likelihood -= SHARE * (self.target_weight * hits[k] + self.uniform * totals[k])
+            self.divergence += SHARE * kl[:counted, k].sum()
+        if not self.needed:
+            return
+        gradient = log_p  # overwritten; see Note [Gradients of a divergence]
+        pull = SHARE * self.weight
+        factor = SHARE * (self.target_weight + self.vocabulary * self.uniform)
+        for k, sign in ((0, 1.0), (1, -1.0)):
+            own_gradient = torch.mul(log_ratio, sign * pull, out=gradient[:, k])
+            own_gradient += (pull + factor - pull * kl[:, k]).unsqueeze(1)
+            own_gradient *= p[:, k]
+            own_gradient.sub_(p[:, 1 - k], alpha=pull)
+            own_gradient -= SHARE * self.uniform
+        hit = gradient.new_full((size, 2, 1), -SHARE * self.target_weight)
+        gradient.scatter_add_(2, target, hit)
+        gradient[counted:] = 0
+        place = slice(2 * part.start, 2 * part.stop)
+        self.gradients.add_block(place, rows, gradient.flatten(0, 1), self.block_scores.table)
+
+
 class _ConsistencyCrossEntropy(torch.autograd.Function):
     """The sums of :class:`ConsistencyLoss`, with gradients of the first one only.
 
@@ -98,54 +172,19 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, ...]:
-        tokens, vocabulary = contexts.size(0), matrix.size(0)
-        target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
         dtype = product_dtype(contexts, matrix, bounded=False)
-        sum_dtype = accumulation_dtype(dtype)
-        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
-        likelihood, nll, divergence = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(3))
-        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+        needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[2], ctx.needs_input_grad[3])
         block = tokens_per_block(matrix, block_elements, softmaxes=2)
+        inputs = (contexts, targets, matrix, bias)
         with torch.autocast(contexts.device.type, enabled=False):
-            block_scores = BlockScores(matrix, bias, dtype)
-            never = _never_predicted(block_scores.bias)
-            for part, size in token_blocks(tokens, block):
-                counted = part.stop - part.start  # the rows behind these only fill the block up
-                rows = block_scores.rows(contexts[part], size).flatten(0, 1)  # [2b, d]
-                target = filled(targets[part], size).view(-1, 1, 1).expand(-1, 2, 1)  # [b, 2, 1]
-                log_p = torch.log_softmax(block_scores(rows), -1).view(size, 2, -1)  # [b, 2, N]
-                p = log_p.exp()
-                log_ratio = log_p[:, 0] - log_p[:, 1]  # [b, N]
-                if never is not None:
-                    log_ratio[:, never] = 0.0
-                kl = torch.einsum("bkn,bn->bk", p, log_ratio)
-                kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
-                hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
-                totals = log_p[:counted].sum((0, 2)) if uniform else torch.zeros_like(hits)
-                for k in (0, 1):
-                    nll -= SHARE * hits[k]
-                    likelihood -= SHARE * (target_weight * hits[k] + uniform * totals[k])
-                    divergence += SHARE * kl[:counted, k].sum()
-                if not any(needed):
-                    continue
-                gradient = log_p  # overwritten; see Note [Gradients of a divergence]
-                pull = SHARE * weight
-                factor = SHARE * (target_weight + vocabulary * uniform)
-                for k, sign in ((0, 1.0), (1, -1.0)):
-                    own_gradient = torch.mul(log_ratio, sign * pull, out=gradient[:, k])
-                    own_gradient += (pull + factor - pull * kl[:, k]).unsqueeze(1)
-                    own_gradient *= p[:, k]
-                    own_gradient.sub_(p[:, 1 - k], alpha=pull)
-                    own_gradient -= SHARE * uniform
-                hit = gradient.new_full((size, 2, 1), -SHARE * target_weight)
-                gradient.scatter_add_(2, target, hit)
-                gradient[counted:] = 0
-                place = slice(2 * part.start, 2 * part.stop)
-                sums.add_block(place, rows, gradient.flatten(0, 1), block_scores.table)
-        sums.save(ctx)
+            sums = _ConsistencySums(*inputs, weight, label_smoothing, dtype=dtype, needed=needed)
+            for part, size in token_blocks(len(targets), block):
+                sums.add(part, size)
+        sums.gradients.save(ctx)
         ctx.shape = contexts.shape
-        ctx.mark_non_differentiable(likelihood, nll, divergence)
-        return likelihood + weight * divergence, likelihood, nll, divergence
+        others = (sums.likelihood, sums.nll, sums.divergence)
+        ctx.mark_non_differentiable(*others)
+        return (sums.likelihood + weight * sums.divergence, *others)
 
     @staticmethod
     @differentiable_once("consistency_cross_entropy")

@@ -238,8 +238,8 @@ class _LogMixture(torch.autograd.Function):
                     mixed = _MixtureBlock(
                         block_contexts, block_log_prior, block_scores, ctx.linear_space
                     )
-                    block_output = output[part]
-                    block_output.copy_(mixed.log_mixture[: block_output.size(0)])
+                    output[part] = mixed.log_mixture[: part.stop - part.start]
+                    del mixed  # its scores, before those of the next block are computed
 
             fill_output()
             if ctx.linear_space.failed():
@@ -270,6 +270,7 @@ class _LogMixture(torch.autograd.Function):
                     gradient.flatten(0, 1),
                     block_scores.table,
                 )
+                del mixed, gradient  # as in the forward pass
         return (
             None if sums.contexts is None else sums.contexts.to(contexts.dtype).view_as(contexts),
             shares.to(log_prior.dtype),

@@ -1,6 +1,7 @@
 """What all losses by blocks have in common: they equal their naive forms, in every precision."""
 
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from spectral_fairseq.functional import (
     consistency_loss,
     mixture_loss,
 )
+from spectral_fairseq.functional.blocks import BlockScores
 from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
@@ -167,6 +169,39 @@ def test_no_pass_holds_all_scores(name, eps):
     with Watch():
         gradients(LOSSES[name].fast(leaves, targets, eps, 4)[0], leaves)
     assert largest[0] <= max(4 * 3 * 53, *(leaf.numel() for leaf in leaves))
+
+
+@WATCHING
+@pytest.mark.parametrize("name, eps", SMOOTHED)
+def test_scores_of_one_block_are_held_at_a_time(name, eps, monkeypatch):
+    """Those of the block before are dropped when the next are computed, in both passes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    tokens, words, made, blocks_seen = 40, 53, [], []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            # Scores of a block, and what has their shape; log P of all tokens is a result.
+            if isinstance(out, torch.Tensor) and out.dim() > 1:
+                if out.size(-1) > 7 and out.numel() < tokens * words:
+                    made.append(weakref.ref(out))
+            return out
+
+    own = BlockScores.rows
+
+    def noted(self, contexts, size):
+        held = [one() for one in made if one() is not None]
+        assert not held, f"{len(held)} tensors of {held[0].shape}"
+        blocks_seen.append(size)
+        return own(self, contexts, size)
+
+    monkeypatch.setattr(BlockScores, "rows", noted)
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 4 * 3 * words)  # log_mixture has no argument
+    leaves, targets = leaves_and_targets(tokens)
+    with Watch():
+        gradients(LOSSES[name].fast(leaves, targets, eps, 4)[0], leaves)
+    assert len(blocks_seen) > 3
 
 
 def one_block_as_it_is(tokens, _block):
