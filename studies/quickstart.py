@@ -31,6 +31,7 @@ from studies.translation import (
     TranslationProgress,
     TranslationRun,
     TranslationSettings,
+    length_limit,
     read_translations,
 )
 from studies.work_folder import WorkDir, write_json, write_text
@@ -54,6 +55,7 @@ RECIPES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 UPDATES = {"cpu": 400, "cuda": 8000}
 LONG_UPDATES = {"cpu": 2000, "cuda": 8000}
 SHORT_VOCABULARY = 2000
+SHORT_SURPLUS = 12
 # The short job has this package's forms of the loss and of dropout, and a rate that falls to zero.
 SHORT = (
     "--criterion {criterion} --fast-dropout --lr 0.004 --warmup-updates 100 --lr-scheduler"
@@ -105,6 +107,7 @@ def settings_of(arguments: argparse.Namespace) -> TranslationSettings:
         corpus=corpus.load_manifest(arguments.corpus)["sha256"],
         vocabulary=vocabulary,
         dim=arguments.dim,
+        surplus=TranslationSettings.surplus if arguments.long else SHORT_SURPLUS,
     )
 
 
@@ -147,7 +150,7 @@ class Samples:
         command += ["--path", str(self.best), "--input", str(path), "--beam", "5"]
         command += ["--source-lang", self.data.source, "--target-lang", self.data.target]
         command += ["--remove-bpe", "sentencepiece", "--buffer-size", "8", "--batch-size", "8"]
-        command += ["--max-len-a", "1", "--max-len-b", "8"]
+        command += length_limit(SHORT_SURPLUS)
         command += ["--cpu"] if self.device == "cpu" else []
         count = len(self.chosen)
         return Job("samples", command, log, count, " sentences", TranslationProgress())

@@ -44,6 +44,9 @@ class TranslationSettings:
     clip_norm: float = 1.0
     max_tokens: int = 1600
     beam: int = 5
+    # A translation has at most as many subwords as its source and so many more. Models that have
+    # learned little repeat themselves up to fairseq's own limit, 200 subwords.
+    surplus: Optional[int] = None
 
     def checkpoint_bytes(self) -> int:
         """About what the checkpoints of a training take: two, and one that is being written."""
@@ -189,7 +192,13 @@ def generate_command(
         "--distributed-world-size",
         "1",
     ]
+    command += [] if s.surplus is None else length_limit(s.surplus)
     return command + (["--cpu"] if s.device == "cpu" else [])
+
+
+def length_limit(surplus: int) -> List[str]:
+    """Flags of a search whose hypotheses are at most so much longer than their sources."""
+    return ["--max-len-a", "1", "--max-len-b", str(surplus)]
 
 
 class TranslationProgress:
