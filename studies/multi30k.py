@@ -19,7 +19,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from filelock import UnixFileLock
 
@@ -32,6 +32,7 @@ from studies.machine import check_installation
 from studies.multi30k_plan import BATCH, FINALS, TUNING_SEED, Plan, Training
 from studies.pages import with_generated
 from studies.running import Job, exit_status, no_progress, run_jobs
+from studies.significance import PairedT
 from studies.tables import flat, machine
 from studies.training import TrainingRun, versions
 from studies.training_data import ROOT
@@ -205,16 +206,16 @@ def plan_of(recorded: Sequence[Dict[str, Any]], kind: str) -> Plan:
     return Plan({**by_kind["cuda"], **tuned})
 
 
-def p_values() -> List[float]:
-    """P of every comparison that has all its seeds, on either kind of machine."""
+def compared() -> Dict[Tuple[str, str, str], PairedT]:
+    """Every comparison that has all its seeds, by the kind of machine and its two arms."""
     recorded = records()
-    found = [
-        plan_of(recorded, kind).comparisons(pairs)
+    found = {
+        (kind, *pair): one.test
         for kind in ("cpu", "cuda")
         for pairs in (multi30k_plan.PRIMARY, multi30k_plan.SECONDARY)
-    ]
-    ps = [one.test.p for differences in found for one in differences.values()]
-    return [p for p in ps if not math.isnan(p)]
+        for pair, one in plan_of(recorded, kind).comparisons(pairs).items()
+    }
+    return {pair: test for pair, test in found.items() if not math.isnan(test.p)}
 
 
 def check_machine(run: Multi30kRun, recorded: Sequence[Dict[str, Any]]) -> None:

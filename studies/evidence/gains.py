@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from spectral_fairseq.errors import DataError
+from studies import multi30k
 from studies.evidence.grid import STUDIES
-from studies.evidence.overview import Found
+from studies.evidence.overview import Found, joint_p
 from studies.evidence.records import records_of
 from studies.evidence.report import compared
 from studies.significance import PairedT, paired_t
@@ -78,6 +79,15 @@ GROUPS: Tuple[Tuple[str, Tuple[Gain, ...]], ...] = (
 )
 
 
+# On Multi30k, over plain with its own tuned weight decay: text and arm of its plan.
+ON_MULTI30K = (
+    ("Muon + initialisation", "MW"),
+    (_START, "W"),
+    ("Muon alone", "M"),
+    ("R-Drop, twice the time", "R"),
+)
+
+
 class Row(NamedTuple):
     """What is drawn of a row, and whether p stays below 0.05 among all comparisons."""
 
@@ -100,6 +110,29 @@ def rows_of(gains: Tuple[Gain, ...], found: List[Found]) -> List[Row]:
             rows.append(Row(gain.text, one.comparison.test, one.joint_p < 0.05))
         else:
             rows.append(Row(gain.text, difference(gain), False))
+    return sorted(rows, key=lambda row: -row.test.mean)
+
+
+def rows_on_multi30k(
+    compared: Mapping[Tuple[str, str, str], PairedT], found: List[Found]
+) -> List[Row]:
+    """The rows of Multi30k, the largest gain first; none before its trainings are recorded.
+
+    Args:
+        compared: from ``multi30k.compared``.
+        found: the comparisons of all other studies.
+    """
+    if not compared:
+        return []
+    ps = [*(test.p for test in compared.values()), *(one.comparison.test.p for one in found)]
+    joint = dict(zip(compared, joint_p(ps, found[0].planned)))
+    rows = [
+        Row(f"{text}{', on GPUs' if kind == 'cuda' else ''}", compared[of], joint[of] < 0.05)
+        for text, arm in ON_MULTI30K
+        for kind in ("cpu", "cuda")
+        for of in [(kind, arm, "D")]
+        if of in compared
+    ]
     return sorted(rows, key=lambda row: -row.test.mean)
 
 
@@ -134,7 +167,11 @@ def _by_seed(study: str, method: str, results: Path) -> Dict[int, Mapping[str, A
 def draw(picture: Path = PICTURE) -> None:
     """Draw a bar with its 95 % interval for each row, below its text: legible on a phone."""
     found = compared(RESULTS)
-    groups = [(heading, rows_of(gains, found)) for heading, gains in GROUPS]
+    on_multi30k = rows_on_multi30k(multi30k.compared(), found)
+    groups = (
+        [("Multi30k, over plain with a tuned weight decay", on_multi30k)] if on_multi30k else []
+    )
+    groups += [(heading, rows_of(gains, found)) for heading, gains in GROUPS]
     lines = sum(len(rows) + 0.8 for _, rows in groups)
     figure, axes = pyplot.subplots(figsize=(3.9, 0.35 * lines + 1.2), layout="constrained")
     at = 0.0

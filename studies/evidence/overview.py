@@ -56,10 +56,14 @@ def all_comparisons(
         for one in compare(study, results, {}, []):
             if one.seeds == len(study.seeds) and not one.is_refused:
                 found.append((name, study, one))
-    # One that has not been made could have any p.
-    missing = [1.0] * (planned - len(found) - len(others))
-    joint = holm([*(one.test.p for _, _, one in found), *others, *missing])
+    joint = joint_p([*(one.test.p for _, _, one in found), *others], planned)
     return [Found(*one, p, planned) for one, p in zip(found, joint)]
+
+
+def joint_p(ps: Sequence[float], planned: int) -> List[float]:
+    """P by Holm's method over so many planned comparisons, of which those with ``ps`` were made."""
+    # One that has not been made could have any p.
+    return holm([*ps, *[1.0] * (planned - len(ps))])[: len(ps)]
 
 
 def together_table(found: List[Found]) -> str:

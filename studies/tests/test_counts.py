@@ -39,9 +39,9 @@ def trainings():
 
 
 def comparisons():
-    return overview.all_comparisons(STUDIES, report.all_records(RESULTS), multi30k.p_values())[
-        0
-    ].planned
+    return overview.all_comparisons(
+        STUDIES, report.all_records(RESULTS), [one.p for one in multi30k.compared().values()]
+    )[0].planned
 
 
 def from_a_changed_tree():

@@ -28,6 +28,7 @@ from studies.evidence.plan import stages
 from studies.evidence.records import Records, records_of
 from studies.evidence.study import run_study
 from studies.pages import with_generated
+from studies.significance import paired_t
 from studies.training_data import OPENDOCS, language_model_data
 
 TOY = dataclasses.replace(
@@ -351,6 +352,25 @@ def test_the_picture_of_gains_refuses_two_processors_and_derives_what_is_dark():
         row.text for _, group in gains.GROUPS for row in gains.rows_of(group, more) if row.claimed
     }
     assert again == set(rows) and fewer < dark
+
+
+def test_the_picture_of_gains_has_multi30k_once_it_is_recorded():
+    found = report.compared(RESULTS)
+    assert gains.rows_on_multi30k({}, found) == []
+    compared = {
+        ("cpu", "W", "D"): paired_t([1.0, 1.1, 0.9, 1.0, 1.05]),
+        ("cpu", "MW", "D"): paired_t([2.0, -1.0, 3.0, 0.0, 2.0]),
+        ("cuda", "R", "D"): paired_t([1.5, 1.6, 1.4]),
+        ("cpu", "MW", "W"): paired_t([5.0, 5.1, 5.2, 5.0, 5.1]),
+    }
+    rows = gains.rows_on_multi30k(compared, found)
+    assert [row.text for row in rows] == [
+        "R-Drop, twice the time, on GPUs",
+        "Muon + initialisation",
+        "weight-norm initialisation",
+    ]
+    planned = found[0].planned
+    assert [row.claimed for row in rows] == [rows[0].test.p * planned < 0.05, False, True]
 
 
 def test_contrasts_are_compared_once_both_methods_have_results():
