@@ -81,7 +81,8 @@ class _BatchLoss:
 
     Args:
         softmaxes: those of the batch.
-        bias: b, shape (N,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,), or ``None``.
         token_weights: shape (T,).
         options: as of :func:`blockwise_cross_entropy`.
         needed: which gradients of contexts, table and bias autograd asks for.
