@@ -14,20 +14,17 @@ a training goes on from its checkpoint. ``report`` writes the tables of the page
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from filelock import UnixFileLock
-
 from benchmarks.harness import commit
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.files import replacing
 from studies import multi30k_plan
 from studies.corpus import split_lines
+from studies.json_lines import add_records, read_records
 from studies.machine import check_installation
 from studies.multi30k_plan import BATCH, FINALS, TUNING_SEED, Plan, Training
 from studies.pages import with_generated
@@ -182,9 +179,7 @@ class Multi30kRun(TrainingRun):
 
 def records() -> List[Dict[str, Any]]:
     """What has been recorded."""
-    if not RECORDS.exists():
-        return []
-    return [json.loads(line) for line in split_lines(RECORDS.read_bytes())]
+    return read_records(RECORDS)
 
 
 def plan_of(recorded: Sequence[Dict[str, Any]], kind: str) -> Plan:
@@ -265,9 +260,7 @@ def train(arguments: argparse.Namespace) -> str:
         jobs(run.analysis())
         jobs(*(run.translation(subset) for subset, _, _ in (VALIDATION, *TEST_SETS)))
         record = run.record()
-    with UnixFileLock(RECORDS.with_suffix(".lock")), replacing(RECORDS) as partial:
-        lines = [json.dumps(one, ensure_ascii=False) for one in (*records(), record)]
-        partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    add_records(RECORDS, [record])
     scores = " / ".join(f"{one['bleu']:.2f}" for one in record["tests"].values())
     return f"{run.name}: BLEU {scores}, validation {record['valid_bleu']:.2f}\n"
 

@@ -5,26 +5,22 @@
 
 A name is that of an arm and a seed: mos or mos_weight_norm_init; 28, 1028 or 2028. ``--data`` is
 what the page's command makes. A training goes to epoch ``--epochs`` (1); asked for more, it goes on
-from there, and after an interruption from its last checkpoint. Each epoch is a record with its
-perplexity on validation, and the last one has that on the test set too. ``report`` writes the
+from there, and after an interruption from the end of its last epoch. Each epoch is a record with
+its perplexity on validation, and the last one has that on the test set too. ``report`` writes the
 tables of the page.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from filelock import UnixFileLock
-
 from benchmarks.harness import commit, positive
-from spectral_fairseq.files import replacing
-from studies.corpus import split_lines
+from studies.json_lines import add_records, read_records
 from studies.machine import check_installation
 from studies.pages import with_generated
 from studies.running import Job, exit_status, json_document, no_progress, run_jobs
@@ -91,6 +87,7 @@ class PennRun(TrainingRun):
         self.arm, self.seed = NAMES[name]
         flags = [*shlex.split(f"{RECIPE} {ARMS[self.arm]}"), "--seed", str(self.seed)]
         work = WorkDir(arguments.work_dir.resolve() / name)
+        self.kind = "cuda" if arguments.gpu else "cpu"
         self.device = [] if arguments.gpu else ["--cpu"]
         command = ["fairseq-train", str(arguments.data), "--user-dir", USER_DIR, *flags]
         command += ["--save-dir", str(work.root / "checkpoints"), "--no-epoch-checkpoints"]
@@ -114,17 +111,22 @@ class PennRun(TrainingRun):
         Args:
             known: the epochs that have one.
         """
+        # An interrupted epoch may have been validated twice; the latest is the one that goes on.
+        validated = {
+            int(figures["epoch"]): figures
+            for kind, figures in log_records(self.folder / "train.log")
+            if kind == "valid"
+        }
         found = []
-        for kind, figures in log_records(self.folder / "train.log"):
-            epoch = int(figures["epoch"])
-            if kind != "valid" or epoch in known:
+        for epoch, figures in validated.items():
+            if epoch in known:
                 continue
             one = {
                 "name": self.name,
                 "arm": self.arm,
                 "seed": self.seed,
                 "epoch": epoch,
-                "device": "cpu" if self.device else "cuda",
+                "device": self.kind,
                 "flags": " ".join(self.flags),
                 "valid_ppl": round(2 ** float(figures["valid_nll_loss"]), 3),
                 "versions": {**versions(), "commit": commit()},
@@ -139,15 +141,19 @@ class PennRun(TrainingRun):
 
 def records() -> List[Dict[str, Any]]:
     """What has been recorded."""
-    if not RECORDS.exists():
-        return []
-    return [json.loads(line) for line in split_lines(RECORDS.read_bytes())]
+    return read_records(RECORDS)
 
 
 def train(arguments: argparse.Namespace) -> str:
     """Train to an epoch, record what is new, and return it as lines."""
-    check_installation(modules=())
+    check_installation(("fairseq-train", "spectral-fairseq"), ())
     run = PennRun(arguments.what, arguments)
+    # On another kind of machine it is another training.
+    here = machine(flat({"device": run.kind, "versions": versions()}))
+    own = [one for one in records() if one["name"] == run.name and machine(flat(one)) == here]
+    known = [one["epoch"] for one in own]
+    if run.epochs in known:
+        return f"{run.name} is recorded to epoch {run.epochs} in {RECORDS}\n"
 
     def job(one: Job, **options: Any) -> None:
         options = {"threads": arguments.threads, "gpu": arguments.gpu, **options}
@@ -158,13 +164,8 @@ def train(arguments: argparse.Namespace) -> str:
         if not run.is_trained():
             job(run.training(), on_end=lambda _, usage: run.training_ended(usage))
         job(run.evaluation())
-        with UnixFileLock(RECORDS.with_suffix(".lock")), replacing(RECORDS) as partial:
-            before = records()
-            new = run.records([one["epoch"] for one in before if one["name"] == run.name])
-            lines = [json.dumps(one) for one in (*before, *new)]
-            partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    if not new:
-        return f"{run.name} is recorded to epoch {arguments.epochs} in {RECORDS}\n"
+        new = run.records(known)
+    add_records(RECORDS, new)
     return "".join(
         f"{run.name}: epoch {one['epoch']}, validation perplexity {one['valid_ppl']:.2f}\n"
         for one in new

@@ -77,6 +77,13 @@ def test_a_training_goes_on_where_more_epochs_are_asked_for(
     assert all(each["valid_ppl"] > 1 and each["versions"]["processor"] for each in found)
     assert penn_treebank.trainings_table(found).count("mos_28") == 2
     capsys.readouterr()
-    assert penn_treebank.main([*command, "--epochs", "3"]) == 0  # nothing is done again
+    with monkeypatch.context() as patched:
+        patched.setattr(penn_treebank, "run_jobs", None)  # nothing is done again
+        assert penn_treebank.main([*command, "--epochs", "3"]) == 0
     assert "is recorded to epoch 3" in capsys.readouterr().out
     assert records.read_text("utf-8") == lines
+    for each in found:  # those of another machine are other trainings
+        each["versions"]["processor"] = "another"
+    records.write_text("".join(f"{json.dumps(each)}\n" for each in found), "utf-8")
+    assert penn_treebank.main([*command, "--epochs", "3"]) == 0
+    assert len(records.read_text("utf-8").splitlines()) == 6
