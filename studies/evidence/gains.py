@@ -79,13 +79,13 @@ GROUPS: Tuple[Tuple[str, Tuple[Gain, ...]], ...] = (
 )
 
 
-# On Multi30k, over plain with its own tuned weight decay: text and arm of its plan.
-ON_MULTI30K = (
-    ("Muon + initialisation", "MW"),
-    (_START, "W"),
-    ("Muon alone", "M"),
-    ("R-Drop, twice the time", "R"),
-)
+# On Multi30k, over plain with its own tuned weight decay: an arm of its plan, and the text.
+ON_MULTI30K = {
+    "MW": "Muon + initialisation",
+    "W": _START,
+    "M": "Muon alone",
+    "R": "R-Drop, twice the time",
+}
 
 
 class Row(NamedTuple):
@@ -114,24 +114,20 @@ def rows_of(gains: Tuple[Gain, ...], found: List[Found]) -> List[Row]:
 
 
 def rows_on_multi30k(
-    compared: Mapping[Tuple[str, str, str], PairedT], found: List[Found]
+    tests: Mapping[Tuple[str, str, str], PairedT], found: List[Found]
 ) -> List[Row]:
     """The rows of Multi30k, the largest gain first; none before its trainings are recorded.
 
     Args:
-        compared: from ``multi30k.compared``.
+        tests: from ``multi30k.compared``.
         found: the comparisons of all other studies.
     """
-    if not compared:
-        return []
-    ps = [*(test.p for test in compared.values()), *(one.comparison.test.p for one in found)]
-    joint = dict(zip(compared, joint_p(ps, found[0].planned)))
+    ps = [*(test.p for test in tests.values()), *(one.comparison.test.p for one in found)]
+    joint = joint_p(ps, found[0].planned)
     rows = [
-        Row(f"{text}{', on GPUs' if kind == 'cuda' else ''}", compared[of], joint[of] < 0.05)
-        for text, arm in ON_MULTI30K
-        for kind in ("cpu", "cuda")
-        for of in [(kind, arm, "D")]
-        if of in compared
+        Row(ON_MULTI30K[arm] + (", on GPUs" if kind == "cuda" else ""), test, p < 0.05)
+        for ((kind, arm, baseline), test), p in zip(tests.items(), joint)
+        if baseline == "D" and arm in ON_MULTI30K
     ]
     return sorted(rows, key=lambda row: -row.test.mean)
 
@@ -167,11 +163,10 @@ def _by_seed(study: str, method: str, results: Path) -> Dict[int, Mapping[str, A
 def draw(picture: Path = PICTURE) -> None:
     """Draw a bar with its 95 % interval for each row, below its text: legible on a phone."""
     found = compared(RESULTS)
+    groups = [(heading, rows_of(gains, found)) for heading, gains in GROUPS]
     on_multi30k = rows_on_multi30k(multi30k.compared(), found)
-    groups = (
-        [("Multi30k, over plain with a tuned weight decay", on_multi30k)] if on_multi30k else []
-    )
-    groups += [(heading, rows_of(gains, found)) for heading, gains in GROUPS]
+    if on_multi30k:
+        groups.insert(0, ("Multi30k, over plain with a tuned weight decay", on_multi30k))
     lines = sum(len(rows) + 0.8 for _, rows in groups)
     figure, axes = pyplot.subplots(figsize=(3.9, 0.35 * lines + 1.2), layout="constrained")
     at = 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from studies import multi30k, opendocs
+from studies import opendocs
 from studies.evidence import overview, report
 from studies.evidence.__main__ import RESULTS
 from studies.evidence.grid import STUDIES
@@ -39,9 +39,7 @@ def trainings():
 
 
 def comparisons():
-    return overview.all_comparisons(
-        STUDIES, report.all_records(RESULTS), [one.p for one in multi30k.compared().values()]
-    )[0].planned
+    return report.compared(RESULTS)[0].planned
 
 
 def from_a_changed_tree():
