@@ -29,7 +29,8 @@ from spectral_fairseq.training.decay_watch import check_decay
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import check_trained, output_layer, without_wrappers
+from spectral_fairseq.training.output_layer import output_layer, without_wrappers
+from spectral_fairseq.training.table_checks import check_trained
 from spectral_fairseq.training.tables import whole_weight
 
 

@@ -30,15 +30,14 @@ from spectral_fairseq.functional.table_control import (
     has_workers,
 )
 from spectral_fairseq.methods.control import ControlRule
-from spectral_fairseq.training.modules import (
+from spectral_fairseq.training.output_layer import weight_of, without_wrappers
+from spectral_fairseq.training.table_checks import (
     check_has_owner,
     check_not_sharded,
     check_table,
     check_trained,
     excluded_rows,
     rows_of_padding,
-    weight_of,
-    without_wrappers,
 )
 
 

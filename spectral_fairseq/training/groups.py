@@ -25,10 +25,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
 from spectral_fairseq.methods.groups import decaying_parameters
-from spectral_fairseq.training.modules import (
-    output_layer,
-    without_wrappers,
-)
+from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.tables import FactoredLayer
 
 

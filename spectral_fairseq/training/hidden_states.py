@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.autograd import outside_graphs
 from spectral_fairseq.functional.softcap import softcapped
-from spectral_fairseq.training.modules import LayerMixin
+from spectral_fairseq.training.layer_mixins import LayerMixin
 
 
 class _Refused(UnsupportedError, AttributeError):

@@ -23,12 +23,8 @@ from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
 from spectral_fairseq.methods.prior import TablePrior, prior_of
-from spectral_fairseq.training.modules import (
-    check_not_sharded,
-    excluded_rows,
-    output_layer,
-    weight_of,
-)
+from spectral_fairseq.training.output_layer import output_layer, weight_of
+from spectral_fairseq.training.table_checks import check_not_sharded, excluded_rows
 from spectral_fairseq.training.tables import FactoredLayer
 
 

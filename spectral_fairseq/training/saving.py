@@ -21,14 +21,8 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.training.joining import joined_state
 from spectral_fairseq.training.losses import check_has_plain_form, fused_loss_, mixture_
-from spectral_fairseq.training.modules import (
-    RECORD,
-    WRAPPERS,
-    output_layer,
-    plain_entries,
-    record_of,
-    without_wrappers,
-)
+from spectral_fairseq.training.output_layer import WRAPPERS, output_layer, without_wrappers
+from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import TokenLoss
 

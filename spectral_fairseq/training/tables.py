@@ -45,22 +45,17 @@ from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.decay_watch import watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
-from spectral_fairseq.training.modules import (
+from spectral_fairseq.training.layer_mixins import LayerMixin, forward_of, put_on, take_off
+from spectral_fairseq.training.output_layer import output_layer, sharded, without_wrappers
+from spectral_fairseq.training.replaced_methods import keep_layers
+from spectral_fairseq.training.table_checks import (
     PASS_WHOLE,
-    LayerMixin,
     Uses,
     check_not_sharded,
     check_table,
     excluded_rows,
-    forward_of,
-    keep_layers,
-    output_layer,
-    put_on,
     rows_of_padding,
-    sharded,
-    take_off,
     uses_of_table,
-    without_wrappers,
 )
 
 _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {

@@ -14,7 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,18 +38,14 @@ from spectral_fairseq.functional.softmax_loss import (
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
 from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.adapters import is_of_peft, with_adapters
+from spectral_fairseq.training.expert_losses import ExpertLosses
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
-from spectral_fairseq.training.modules import (
-    LayerMixin,
-    check_not_sharded,
-    check_trained,
-    is_of_peft,
-    of_another,
-    output_layer,
-    without_wrappers,
-)
+from spectral_fairseq.training.layer_mixins import LayerMixin
+from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.penalties import TablePenalty
+from spectral_fairseq.training.table_checks import check_not_sharded, check_trained, of_another
 from spectral_fairseq.training.tables import FactoredLayer
 
 Result = TypeVar("Result")
@@ -82,27 +78,6 @@ def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
         return layer.used_table.operands(features)
     weight: Any = layer.weight
     return features, with_adapters(layer, weight)
-
-
-def with_adapters(layer: Any, weight: Tensor) -> Tensor:
-    """The matrix of an output layer, with what LoRA of peft adds to it: W + s B A.
-
-    Raises:
-        UnsupportedError: an adapter that is more than this sum.
-    """
-    if not is_of_peft(layer) or layer.disable_adapters or layer.merged:
-        return weight
-    for name in (adapter for adapter in layer.active_adapters if adapter in layer.lora_A):
-        dropout = getattr(layer.lora_dropout[name], "p", 0.0)
-        other = name in getattr(layer, "lora_variant", {}) or layer.use_dora.get(name, False)
-        if other or getattr(layer.lora_B[name], "bias", None) is not None or dropout:
-            raise UnsupportedError(
-                "LoRA as W + s B A on the output layer, without dropout, a bias or DoRA",
-                f"another adapter, {name!r}",
-                "Set lora_dropout=0, or train the output layer as a whole (modules_to_save).",
-            )
-        weight = weight + layer.get_delta_weight(name).to(weight.dtype)
-    return weight
 
 
 class TokenLoss:
@@ -166,7 +141,7 @@ class TokenLoss:
         self.penalty, self.model = penalty, model
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
-        self.auxiliary = OtherLosses.of(without_wrappers(model))
+        self.auxiliary = ExpertLosses.of(without_wrappers(model))
         prompt = getattr(model, "active_peft_config", None) if is_of_peft(model) else None
         self._virtual_tokens = int(getattr(prompt, "num_virtual_tokens", None) or 0)
         try:
@@ -543,76 +518,3 @@ def _shifts(model: nn.Module) -> bool:
         "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
         "labels[t].",
     )
-
-
-class OtherLosses(NamedTuple):
-    """The load-balancing loss of a mixture of experts, which transformers adds beside labels only.
-
-    Attributes:
-        coefficient: its weight, if it is known.
-        asked: whether the model's settings ask for it; it can be asked for in a call as well.
-        model: name of the model's class.
-        terms: names of the terms that it adds.
-    """
-
-    coefficient: Optional[float]
-    asked: bool
-    model: str
-    terms: Tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Optional[OtherLosses]:
-        """That of a model; ``None`` if it adds no such loss.
-
-        Raises:
-            UnsupportedError: the model's settings ask for a further loss, which is not known here.
-        """
-        config = getattr(model, "config", None)
-        places = [model, config, *(getattr(config, name, None) for name in _PARTS_OF_CONFIG)]
-        asked = any(getattr(place, "output_router_logits", False) for place in places)
-        code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-        names = () if code is None else code.co_varnames
-        others = [name for name in names if name.endswith(("aux_loss", "z_loss"))]
-        coefficients = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
-        known = next(
-            (float(value) for value in coefficients if isinstance(value, (int, float))), None
-        )
-        if asked and others and (known is None or others != ["aux_loss"]):
-            raise _unknown(type(model).__name__, others)
-        return cls(known, asked, type(model).__name__, tuple(others)) if others else None
-
-    def __call__(self, outputs: Any) -> Union[Tensor, float]:
-        """The weighted loss of a batch.
-
-        Raises:
-            ConfigurationError: outputs without the loss that the settings ask for.
-            UnsupportedError: a call asked for losses that are not known here.
-        """
-        aux_loss = getattr(outputs, "aux_loss", None)
-        if aux_loss is not None and self.coefficient is not None:
-            weighted: Tensor = self.coefficient * aux_loss
-            return weighted
-        routed = any(getattr(outputs, name, None) is not None for name in _ROUTED)
-        if aux_loss is not None or routed:
-            raise _unknown(self.model, self.terms)
-        if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
-            wanted = (
-                "outputs with the `aux_loss` of the experts, which the model's settings ask for"
-            )
-            remedy = "Pass the outputs of the model as they are, with return_dict=True."
-            raise ConfigurationError(wanted, f"a {type(outputs).__name__}", remedy)
-        return 0.0
-
-
-def _unknown(model: str, terms: Sequence[str]) -> UnsupportedError:
-    return UnsupportedError(
-        "a model whose loss is that of its tokens, with the `aux_loss` of its experts",
-        f"a {model}, which adds {', '.join(terms)}",
-        "Set model.config.output_router_logits = False, or use the model's own loss.",
-    )
-
-
-# What outputs have where a call asks for the losses of the experts.
-_ROUTED = ("router_logits", "encoder_router_logits", "decoder_router_logits")
-_PARTS_OF_CONFIG = ("text_config", "ffn_config")
-_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")

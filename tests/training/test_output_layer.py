@@ -12,7 +12,7 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
-from spectral_fairseq.training.modules import OUTPUT_LAYERS, output_layer
+from spectral_fairseq.training.output_layer import OUTPUT_LAYERS, output_layer
 from tests.training.models import build
 
 

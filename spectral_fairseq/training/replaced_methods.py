@@ -1,0 +1,153 @@
+"""What a model of transformers may not do to the layers of a method, and how it is saved.
+
+While a method is on a model, ``resize_token_embeddings`` and its like are refused, ``tie_weights``
+leaves ties alone, and ``save_pretrained`` writes what plain transformers loads.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from typing import Any, Dict, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.training.joining import dense_from, is_split, joined_state
+from spectral_fairseq.training.layer_mixins import OFF_FIRST, LayerMixin
+
+# The settings of a saved model have it under this name.
+RECORD = "spectral_fairseq"
+_REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")
+_TIES, _SAVES = "tie_weights", "save_pretrained"
+
+
+class _Refusing:
+    """Stands for a method of a model that replaces a layer while a method is on it.
+
+    transformers makes a new, plain layer for a table that is not tied. The method would be lost in
+    silence, and its optimiser would go on with parameters that nothing uses.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        wanted = "a table that keeps its size and its layers under a method"
+        raise UnsupportedError(wanted, self.name, f"{OFF_FIRST} Or do this before it is put on.")
+
+
+class _StaysTied:
+    """Stands for ``tie_weights``: layers that share a table are tied as long as it is there."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+class _Saving:
+    """Stands for ``save_pretrained``: what is saved loads in plain transformers, tied as it is.
+
+    The file has the plain weights beside the entries of a table, and the model's settings say which
+    methods are on it, for :func:`~spectral_fairseq.training.saving.restore_`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self.model
+        save = type(model).save_pretrained.__get__(model)
+        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        more = arguments.pop("kwargs", {})
+        state, splits = arguments.get("state_dict"), is_split(model)
+        record = record_of(model)
+        if state and not any(".table." in f".{name}" for name in state):
+            record.pop("table", None)  # plain_state_dict has taken it off
+        self._put_into_settings(record)
+        if state is None and (record or splits):
+            state = joined_state(model) if splits else model.state_dict()
+        if state is not None:  # transformers takes entries out of what it is given
+            state = {**state, **(plain_entries(model, state) if "table" in record else {})}
+        saved = None
+        if state or not splits:  # the first worker writes what all have put together
+            saved = save(**{**arguments, "state_dict": state}, **more)
+        if splits:
+            torch.distributed.barrier()
+        return saved
+
+    def _put_into_settings(self, record: Dict[str, Any]) -> None:
+        config = getattr(self.model, "config", None)
+        if hasattr(config, "to_diff_dict"):
+            config.__dict__.pop(RECORD, None)
+            if record:
+                setattr(config, RECORD, record)
+        elif record:
+            warnings.warn(
+                f"{type(self.model).__name__} has no settings of transformers, so the file does "
+                f"not say that {', '.join(record)} of spectral_fairseq.training is on it: do the "
+                "same to a model before you load it, or take it off first, with plain_(model)",
+                stacklevel=3,
+            )
+
+
+def record_of(model: nn.Module) -> Dict[str, Any]:
+    """What the methods on a model have to say in its settings."""
+    record: Dict[str, Any] = {}
+    for layer in model.modules():
+        if isinstance(layer, LayerMixin):
+            record.update(layer.recorded())
+    return record
+
+
+def plain_entries(model: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The entries by which a plain model computes what a model with a table does.
+
+    Nothing is kept from one call to the next: torch's fused optimisers change parameters without
+    changing their version.
+
+    Args:
+        model: whose tables are asked for their matrices.
+        state: the entries of the model, whole ones.
+    """
+    if not state:
+        return {}
+    names = {module: name for name, module in model.named_modules()}
+
+    @functools.lru_cache(None)
+    def dense(table: Any) -> Tensor:
+        own = f"{names[table]}."
+        entries = {key[len(own) :]: one for key, one in state.items() if key.startswith(own)}
+        return dense_from(table, entries)
+
+    found: Dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, LayerMixin):
+            entries = layer.plain_entries(dense)
+            found.update({f"{name}.{key}".lstrip("."): entry for key, entry in entries.items()})
+    return found
+
+
+def keep_layers(model: nn.Module, tied: bool = False) -> None:
+    """Refuse what replaces layers of a model of transformers, and of those in it.
+
+    ``tied`` says that the layers of its table hold no parameters that could be tied.
+    """
+    for part in model.modules():
+        for name in _REPLACING:
+            if callable(getattr(type(part), name, None)):
+                part.__dict__[name] = _Refusing(name)
+        if tied and callable(getattr(type(part), _TIES, None)):
+            part.__dict__[_TIES] = _StaysTied()
+        if callable(getattr(type(part), _SAVES, None)):
+            part.__dict__[_SAVES] = _Saving(part)
+
+
+def let_replace(model: nn.Module) -> None:
+    """Undo :func:`keep_layers`."""
+    for part in model.modules():
+        for name in (*_REPLACING, _TIES, _SAVES):
+            if isinstance(part.__dict__.get(name), (_Refusing, _StaysTied, _Saving)):
+                del part.__dict__[name]
+        getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
