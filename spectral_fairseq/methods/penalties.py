@@ -52,9 +52,14 @@ class OutputTable(ABC):
     def device(self) -> torch.device:
         """Where the table is."""
 
+    @property
     @abstractmethod
-    def weight(self) -> Tuple[Tensor, Tensor]:
-        """W of any kind, float32 or wider, (N, d), and the rows that are not counted, (m,).
+    def excluded(self) -> Tensor:
+        """The rows that are not counted, shape (m,)."""
+
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """W of any kind, float32 or wider, shape (N, d).
 
         A factored table is multiplied out.
 
@@ -90,13 +95,13 @@ Need = Callable[[OutputTable], Any]
 
 def output_table(table: OutputTable) -> Tuple[Tensor, Tensor]:
     """The output table W, of any kind, shape (N, d), and the rows that are not counted, (m,)."""
-    return table.weight()
+    return table.weight(), table.excluded
 
 
 def output_row_norms(table: OutputTable) -> Tuple[Tensor, Tensor]:
     """||W_j||, shape (N,), which a weight-norm table stores, and the rows that are not counted."""
     if isinstance(table.module, WeightNormEmbedding):
-        return table.module.norms(), table.module.excluded_rows
+        return table.module.norms(), table.excluded
     weight, excluded = table.get(output_table)
     return row_norms(weight), excluded
 

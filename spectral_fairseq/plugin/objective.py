@@ -159,11 +159,16 @@ class Inputs(OutputTable):
         """Of the decoder."""
         return next(self.decoder.parameters()).device
 
-    def weight(self) -> Tuple[Tensor, Tensor]:
+    @property
+    def excluded(self) -> Tensor:
+        """See the base class."""
+        return self.words.excluded_on(self.device)
+
+    def weight(self) -> Tensor:
         """See the base class."""
         place = self.parts.output
-        weight = getattr(place.owner, place.name).float()
-        return weight, self.words.excluded_on(weight.device)
+        weight: Tensor = getattr(place.owner, place.name)
+        return weight.float()
 
     def prior(self) -> Tensor:
         """See the base class."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -35,21 +35,36 @@ class _TableOf(OutputTable):
         self, model: Union[nn.Module, Tensor], excluded: Sequence[int], prior: TablePrior
     ) -> None:
         super().__init__()
-        self._weight = weight_of(model, "TablePenalty")
         self._excluded, self._prior = excluded, prior
         layer = output_layer(model) if isinstance(model, nn.Module) else None
         self.module = layer.used_table if isinstance(layer, FactoredLayer) else None
         self.svd_tables = (self.module,) if isinstance(self.module, SVDEmbedding) else ()
+        # The matrix of a table is computed where it is needed alone.
+        self._stored = (
+            weight_of(model, "TablePenalty")
+            if self.module is None
+            else next(self.module.parameters())
+        )
+        check_not_sharded(self._stored)
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self._stored.size(0) if self.module is None else self.module.num_embeddings
 
     @property
     def device(self) -> torch.device:
         """See the base class."""
-        return self._weight.device
+        return self._stored.device
 
-    def weight(self) -> Tuple[Tensor, Tensor]:
+    @property
+    def excluded(self) -> Tensor:
         """See the base class."""
-        rows = torch.tensor(self._excluded, dtype=torch.long, device=self.device)
-        return widened(self._weight), rows
+        return torch.tensor(self._excluded, dtype=torch.long, device=self.device)
+
+    def weight(self) -> Tensor:
+        """See the base class."""
+        return widened(self._stored if self.module is None else self.module.weight)
 
     def prior(self) -> Tensor:
         """See the base class."""
@@ -70,7 +85,8 @@ class TablePenalty:
     Args:
         model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
             it to :meth:`bind`, which ``fused_loss_`` and ``mixture_`` call with theirs.
-        excluded: rows that are left out; negative ones are counted from the end.
+        excluded: rows that are left out, though not of the factors of a table of ``factor_``;
+            negative ones are counted from the end.
         **options: weights, by the names of
             :data:`~spectral_fairseq.methods.penalties.PENALTIES`, such as ``cosine=1.0``, and their
             settings: ``norm_target``, nu of ``weight_norm``, and ``prior``, ``c1``, ``c2`` and
@@ -104,7 +120,7 @@ class TablePenalty:
             for entry in settings
         }
         self._given_excluded = excluded
-        self._prior = TablePrior(prior_of(values))
+        self._given_prior = prior_of(values)
         self._active = [penalty for penalty in PENALTIES if self.weights[penalty.name]]
         self._options = {one.name: one.for_words(_options(one, values), None) for one in PENALTIES}
         self.model: Optional[Union[nn.Module, Tensor]] = None
@@ -121,16 +137,16 @@ class TablePenalty:
             ConfigurationError: as the constructor.
             UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
         """
-        weight = weight_of(model, "TablePenalty")
-        check_not_sharded(weight)
-        self.model, self.excluded = model, excluded_rows(self._given_excluded, weight.size(0))
-        if weight.is_meta:
-            return
-        table = _TableOf(model, self.excluded, self._prior)
-        with torch.no_grad():
-            for penalty in self._active:
-                with arguments_as_flags(weight=f"`{penalty.name}`"):
-                    table.get(penalty.needs)
+        prior = TablePrior(self._given_prior)
+        rows = _TableOf(model, (), prior).rows
+        excluded = excluded_rows(self._given_excluded, rows)
+        table = _TableOf(model, excluded, prior)
+        if table.device.type != "meta":
+            with torch.no_grad():
+                for penalty in self._active:
+                    with arguments_as_flags(weight=f"`{penalty.name}`"):
+                        table.get(penalty.needs)
+        self.model, self.excluded, self._prior = model, excluded, prior
 
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name.
@@ -146,12 +162,10 @@ class TablePenalty:
                 "one that was made without",
                 "Pass the model to TablePenalty, or the penalty to fused_loss_ or mixture_.",
             )
-        weight = weight_of(self.model, "TablePenalty")
-        check_not_sharded(weight)
         table = _TableOf(self.model, self.excluded, self._prior)
         terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
         if not all(bool(torch.isfinite(term)) for term in terms.values()):
-            check_finite(weight.detach(), "the table of TablePenalty")
+            check_finite(table.weight().detach(), "the table of TablePenalty")
         return terms
 
     def __call__(self) -> Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.methods.penalties import PENALTIES, svd_tables
-from spectral_fairseq.training import TablePenalty, factor_, plain_
+from spectral_fairseq.training import TablePenalty, factor_, plain_, weight_norm_
 from tests.reference.penalties import PENALTIES as NAIVE
 from tests.training.models import DIM, WORDS, Straight, build
 
@@ -112,3 +112,45 @@ def test_a_table_that_is_not_finite_is_refused(name, number):
         model.lm_head.weight[3, 2] = number
     with pytest.raises(DataError, match="infinity or NaN"):
         penalty()
+
+
+def test_lengths_that_are_stored_leave_out_the_rows_that_are_named():
+    """A weight-norm table took its own, which are those of padding in look-ups."""
+    model = Straight(tied=True)
+    model.embed.padding_idx = 1
+    for rows in ((), (3, 5)):
+        expected = TablePenalty(model, excluded=rows, weight_norm=1.0)()
+        weight_norm_(model)
+        found = TablePenalty(model, excluded=rows, weight_norm=1.0)()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        plain_(model)
+
+
+@pytest.mark.parametrize("names", [("spectrum", "orthogonality"), ("cosine", "spectrum")])
+def test_the_matrix_of_factors_is_computed_for_those_that_need_it(names, monkeypatch):
+    """Twice in each call, of which none was read where all penalties are of the factors."""
+    model, calls = Straight(), []
+    table = factor_(model)
+    dense = type(table).dense
+    monkeypatch.setattr(type(table), "dense", lambda self: calls.append(1) or dense(self))
+    penalty = TablePenalty(model, **dict.fromkeys(names, 1.0))
+    calls.clear()
+    penalty().backward()
+    assert len(calls) == ("cosine" in names)
+
+
+def test_each_model_has_the_norm_of_its_own():
+    """The prior of the second one kept the norm of the first."""
+    first, second = Straight(), Straight()
+    with torch.no_grad():
+        second.lm_head.weight.mul_(10)
+    penalty = TablePenalty(first, spectrum=1.0)
+    penalty.bind(second)
+    assert torch.equal(penalty(), TablePenalty(second, spectrum=1.0)())
+
+
+def test_a_penalty_that_could_not_be_bound_has_no_model():
+    penalty = TablePenalty(d_optimal=1.0)
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        penalty.bind(nn.Linear(30, 20))
+    assert penalty.model is None
