@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,9 @@ from spectral_fairseq.training.table_checks import (
     excluded_rows,
     rows_of_padding,
 )
+
+# The controls that follow each optimiser.
+_FOLLOWERS: WeakKeyDictionary[Any, WeakSet[SpectrumControl]] = WeakKeyDictionary()
 
 
 class RowShard(NamedTuple):
@@ -181,20 +185,21 @@ class SpectrumControl:
             ConfigurationError: as the constructor.
             UnsupportedError: likewise.
         """
-        self._model, self._checked, self.updates = model, False, 0
-        self._left: Optional[Tensor] = None
-        weight, excluded = self.weight, self._given_excluded
-        if excluded is None and isinstance(model, nn.Module):
-            excluded = rows_of_padding(without_wrappers(model), weight)
-        self.excluded = excluded_rows(excluded or (), weight.size(0))
-        count, dim = weight.size(0) - len(self.excluded), weight.size(1)
+        weight, given = _controlled(model), self._given_excluded
+        if given is None and isinstance(model, nn.Module):
+            given = rows_of_padding(without_wrappers(model), weight)
+        excluded = excluded_rows(given or (), weight.size(0))
+        count, dim = weight.size(0) - len(excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.spectrum(dim, 1.0)
-        self._start_norm = None
+        norm = None
         if not weight.is_meta:
-            self._start_norm = self._norm(weight)
-            if not math.isfinite(self._start_norm):
+            norm = _norm(weight, excluded)
+            if not math.isfinite(norm):
                 check_finite(weight.detach(), "the table")
+        self._model, self.excluded, self._start_norm = model, excluded, norm
+        self._checked, self.updates = False, 0
+        self._left: Optional[Tensor] = None
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
         if self._model is None:
@@ -209,11 +214,7 @@ class SpectrumControl:
     @property
     def weight(self) -> Tensor:
         """The table as it is now, shape (N, d), which is checked as in the constructor."""
-        weight = weight_of(self._bound_model(), "SpectrumControl")
-        if row_shard(weight) is None:
-            check_not_sharded(weight)
-        check_table(weight, "SpectrumControl")
-        return weight
+        return _controlled(self._bound_model())
 
     def step(self, rate: float = 1.0) -> bool:
         """Count a step of the optimiser, and change the table if that is due.
@@ -239,7 +240,7 @@ class SpectrumControl:
         if not self._checked and isinstance(self._model, Tensor) and has_workers():
             check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
-        part, excluded = self._part(weight)
+        part, excluded = _part(weight, self.excluded)
         group = part.group or self._group
         first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
         workers = Workers(group, first, together=part.group is not None)
@@ -267,8 +268,9 @@ class SpectrumControl:
             control = SpectrumControl(model)
             control.follow(optimizer)
 
-        A step that is skipped, as by a ``GradScaler``, counts for nothing. The share of the highest
-        rate is that of :func:`share_of_rate`.
+        A step that is skipped, as by a ``GradScaler``, counts for nothing, and an optimiser is
+        followed once however often this is called. The share of the highest rate is that of
+        :func:`share_of_rate`.
 
         Args:
             optimizer: of torch, or as accelerate prepares it.
@@ -286,8 +288,17 @@ class SpectrumControl:
             wanted = "an optimiser of torch 2.0 or newer, which tells of its steps"
             found = f"{type(optimizer).__name__} without register_step_post_hook"
             raise UnsupportedError(wanted, found, "Call step after each of its steps yourself.")
-        optimizer.register_step_post_hook(lambda *_: self.step(share_of_rate(self, optimizer)))
+        followers = _FOLLOWERS.setdefault(optimizer, WeakSet())
+        if self not in followers:
+            followers.add(self)
+            optimizer.register_step_post_hook(self._after_step)
         return self
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        # Fused optimisers are told by the scaler that they shall leave the parameters alone.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is None or not bool(found_inf):
+            self.step(share_of_rate(self, optimizer))
 
     @torch.no_grad()
     def plan(self, weight: Tensor, rate: float = 1.0) -> TableChange:
@@ -297,18 +308,12 @@ class SpectrumControl:
             weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
             rate: as for :meth:`step`.
         """
-        part, excluded = self._part(weight)
-        self._start_norm = self._start_norm or self._norm(weight)
+        part, excluded = _part(weight, self.excluded)
+        self._start_norm = self._start_norm or _norm(weight, self.excluded)
         prior = self._prior.spectrum(weight.size(1), self._start_norm).to(part.rows.device)
         return self.rule.plan(
             part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
         )
-
-    def _part(self, weight: Tensor) -> Tuple[RowShard, Tensor]:
-        """The rows of a table that are here, and those of them that are left alone."""
-        part = row_shard(weight) or RowShard(weight, 0, None)
-        excluded = part.own(self.excluded)
-        return part, torch.tensor(excluded, dtype=torch.long, device=part.rows.device)
 
     def state_dict(self) -> Dict[str, Any]:
         """What a resumed training needs beside the model: numbers that JSON can hold."""
@@ -326,9 +331,26 @@ class SpectrumControl:
             raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
         self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
 
-    def _norm(self, weight: Tensor) -> float:
-        part, excluded = self._part(weight)
-        return counted_norm(part.rows, excluded, part.summed)
+
+def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
+    """The table of a model, which can be controlled."""
+    weight = weight_of(model, "SpectrumControl")
+    if row_shard(weight) is None:
+        check_not_sharded(weight)
+    check_table(weight, "SpectrumControl")
+    return weight
+
+
+def _part(weight: Tensor, excluded: Sequence[int]) -> Tuple[RowShard, Tensor]:
+    """The rows of a table that are here, and those of them that are left alone."""
+    part = row_shard(weight) or RowShard(weight, 0, None)
+    own = part.own(excluded)
+    return part, torch.tensor(own, dtype=torch.long, device=part.rows.device)
+
+
+def _norm(weight: Tensor, excluded: Sequence[int]) -> float:
+    part, own = _part(weight, excluded)
+    return counted_norm(part.rows, own, part.summed)
 
 
 def _some_rows(rows: Tensor) -> Tensor:

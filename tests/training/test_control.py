@@ -306,6 +306,40 @@ def test_a_control_follows_an_optimiser(prepared):
         SpectrumControl().step()
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_control_follows_the_steps_that_are_taken_once_each(fused):
+    """A fused optimiser is called by the scaler although it takes no step."""
+    scaler = getattr(torch.amp, "GradScaler", None)
+    if scaler is None:
+        pytest.skip("this torch has no GradScaler for a CPU")
+    model = Straight()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    control = SpectrumControl(model, every=1).follow(optimizer).follow(optimizer)
+    scaler = scaler("cpu", init_scale=8.0)
+    before = model.lm_head.weight.detach().clone()
+    for factor, updates in ((math.inf, 0), (1.0, 1)):
+        scaler.scale(model(torch.arange(8)).mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert control.updates == updates
+        assert torch.equal(model.lm_head.weight, before) == (updates == 0)
+
+
+def test_a_control_that_could_not_be_bound_has_no_model():
+    model, other = Straight(), Straight()
+    model.lm_head.weight.requires_grad_(False)
+    control = SpectrumControl()
+    with pytest.raises(ConfigurationError, match="frozen"):
+        control.bind(model)
+    assert not control.is_bound
+    control.bind(other)
+    control.step()
+    with pytest.raises(ConfigurationError, match="frozen"):
+        control.bind(model)
+    assert control.weight is other.lm_head.weight and control.updates == 1
+
+
 def test_a_table_that_nothing_trains_is_warned_of():
     """As in a loop that trains a copy of the model."""
     model = Straight()
