@@ -26,7 +26,12 @@ from spectral_fairseq.training.output_layer import output_layer, without_wrapper
 from spectral_fairseq.training.replaced_methods import keep_layers, let_replace
 from spectral_fairseq.training.table_checks import check_not_sharded
 from spectral_fairseq.training.tables import FactoredLayer, take_tables_off
-from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss, operands
+from spectral_fairseq.training.token_loss import (
+    MixtureLayer,
+    TokenLoss,
+    of_plain_layers,
+    operands,
+)
 
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
 
@@ -78,6 +83,8 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
     """
     loss = TokenLoss(model, **options)
     layer: Any = _linear(model, "fused_loss_")
+    if isinstance(layer, MixtureLayer):
+        _check_of_mixture(loss, type(layer.mixture))
     if softcap is not None:
         _check_cap(model, layer, softcap)
     if softcap is not None and _own_cap(model) is None:
@@ -145,8 +152,7 @@ def mixture_(
     """
     check_choice("`kind`", kind, MIXTURES)
     loss = TokenLoss(model, **options)
-    if loss.z_loss:
-        check_normalised(MIXTURES[kind], "z_loss")
+    _check_of_mixture(loss, MIXTURES[kind])
     layer: Any = _linear(model, "mixture_")
     if isinstance(layer, MixtureLayer):
         raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
@@ -160,6 +166,14 @@ def mixture_(
     layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
     put_on(layer, MixtureLayer)
     return _handing_on(model, layer, loss)
+
+
+def _check_of_mixture(loss: TokenLoss, kind: Type[MixtureHead]) -> None:
+    """Refuse terms and measures of a loss that a mixture does not give."""
+    if loss.z_loss:
+        check_normalised(kind, "z_loss")
+    if loss.measures or loss.by_probability:
+        raise of_plain_layers("weights or measures of tokens")
 
 
 def _linear(model: nn.Module, use: str) -> nn.Module:

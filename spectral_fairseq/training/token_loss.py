@@ -216,7 +216,8 @@ class TokenLoss:
         if not isinstance(logits, HiddenStates):
             return _shaped(self._measured(logits.flatten(0, -2), targets), labels)
         if isinstance(logits.layer, MixtureLayer):
-            raise _of_plain_layers("log-probabilities of tokens")
+            raise of_plain_layers("log-probabilities of tokens")
+        self._check_words(targets, logits.shape[-1])
 
         def compute(rows: Tensor, matrix: Tensor, bias: Any, cap: Any) -> TokenMeasures:
             options: Any = {"softcap": cap, "ignore_index": self.ignore_index}
@@ -314,16 +315,19 @@ class TokenLoss:
             UnsupportedError: they lack a term of the loss, or a part of the model.
         """
         layer = self._layer
-        if not (
-            isinstance(layer, KeepsHiddenStates) and layer.training and torch.is_grad_enabled()
-        ):
+        trained = without_wrappers(self.model) if layer is None else layer
+        if not (trained.training and torch.is_grad_enabled()):
             return
-        if self.has_terms or isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
+        hands_on = isinstance(layer, KeepsHiddenStates)
+        is_more = isinstance(layer, MixtureLayer) or (hands_on and "softcap" in layer.__dict__)
+        if self.has_terms or is_more:
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
-                f"logits that {type(layer).__name__}.forward did not make",
-                "Make the loss of the model that is trained, and let nothing else multiply by the "
-                "output layer's weight.",
+                f"logits that {type(layer).__name__}.forward did not make"
+                if hands_on
+                else f"logits of a {type(self.model).__name__} without fused_loss_",
+                "Make the loss of the model that is trained by fused_loss_ or mixture_, and let "
+                "nothing else multiply by the output layer's weight.",
             )
 
     def _fairseqs_smoothing(self, words: int) -> float:
@@ -373,6 +377,7 @@ class TokenLoss:
         self, handed: HiddenStates, targets: Tensor, weights: Optional[Tensor]
     ) -> Tuple[Tensor, Optional[TokenMeasures]]:
         layer = handed.layer
+        self._check_words(targets, layer.out_features)
         chosen: Any = {
             "label_smoothing": self._fairseqs_smoothing(layer.out_features),
             "ignore_index": self.ignore_index,
@@ -396,13 +401,33 @@ class TokenLoss:
                 changes = "one that scales them, caps them or adds a bias to them"
                 raise UnsupportedError(wanted, changes, "Train this model without mixture_.")
             if self.measures or self.by_probability or weights is not None:
-                raise _of_plain_layers("weights or measures of tokens")
+                raise of_plain_layers("weights or measures of tokens")
             mixture: Any = layer.mixture
             return mixture.loss(features, targets, **chosen), None
 
         is_mixture = isinstance(layer, MixtureLayer)
         losses, tokens = self._of_operands(handed, of_mixture if is_mixture else compute)
         return self._noted(losses, targets), tokens
+
+    def _check_words(self, targets: Tensor, words: int) -> None:
+        """Refuse labels that are none of so many words; a GPU, which would have to wait, does."""
+        if targets.device.type == "cpu":
+            remedy = (
+                "Give the output layer a row for each word, by resize_token_embeddings before "
+                "fused_loss_, or correct the labels."
+            )
+            self._check_indices(targets, words, remedy)
+
+    def _check_indices(self, targets: Tensor, words: int, remedy: str) -> None:
+        """Refuse labels, shape (T,), that are no indices of so many logits."""
+        counted = targets[targets.ne(self.ignore_index)]
+        if not counted.numel():
+            return
+        least, largest = counted.aminmax()
+        ignored = f"Give what is no target the label {self.ignore_index}, or name its ignore_index."
+        check_range("the smallest label", int(least), at_least=0, whole=True, remedy=ignored)
+        what = "the largest label, an index within the width of the logits,"
+        check_range(what, int(largest), below=words, whole=True, remedy=remedy)
 
     def _noted(self, losses: Losses, targets: Tensor) -> Tensor:
         """The loss; its (log Z)^2 are kept for logs."""
@@ -419,14 +444,12 @@ class TokenLoss:
         logits = logits.flatten(0, -2)
         words = logits.size(-1)
         counted = targets.ne(self.ignore_index)
-        lost = targets[counted]
-        if lost.numel():
-            remedy = (
-                "Return the outputs of the model as they are, so that hidden states keep their "
-                "type; DistributedDataParallel with find_unused_parameters does not."
-            )
-            what = "the largest label, an index within the width of the logits,"
-            check_range(what, int(lost.max()), below=words, whole=True, remedy=remedy)
+        self._check_indices(
+            targets,
+            words,
+            "Return the outputs of the model as they are, so that hidden states keep their "
+            "type; DistributedDataParallel with find_unused_parameters does not.",
+        )
         log_p = torch.log_softmax(widened(logits), -1)
         target_weight, uniform = smoothing_weights(self._fairseqs_smoothing(words), words)
         reduction = "sum" if weights is None else "none"
@@ -435,8 +458,8 @@ class TokenLoss:
         )
         if weights is not None:
             if uniform:
-                loss = loss - uniform * log_p.sum(-1) * counted
-            loss = (weights * loss).sum()
+                loss = loss - uniform * log_p.sum(-1)
+            loss = (weights * loss)[counted].sum()
         elif uniform:
             loss = loss - uniform * log_p[counted].sum()
         if not self.measures:
@@ -452,14 +475,15 @@ class TokenLoss:
         entropy = -(log_p.exp() * log_p.clamp(min=least)).sum(-1).detach()
         own = log_p.gather(1, targets.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
         right = own.ge(log_p.amax(-1)) & counted
-        return TokenMeasures(log_probs, entropy * counted, right)
+        return TokenMeasures(log_probs, entropy.masked_fill(~counted, 0), right)
 
 
 def _shaped(tokens: TokenMeasures, labels: Tensor) -> TokenMeasures:
     return TokenMeasures(*(one.reshape(labels.shape) for one in tokens))
 
 
-def _of_plain_layers(what: str) -> UnsupportedError:
+def of_plain_layers(what: str) -> UnsupportedError:
+    """The error for what a mixture does not give."""
     found, remedy = "a mixture", "Leave them out, or train this model without mixture_."
     return UnsupportedError(f"one softmax in the output layer, for {what}", found, remedy)
 

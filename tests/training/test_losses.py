@@ -319,6 +319,37 @@ def test_labels_that_the_loss_cannot_take(transformers):
         TokenLoss(model, shift=True)(model.eval()(input_ids=IDS), IDS.float())
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("label, named", [(WORDS, "largest label.*60"), (-1, "smallest label.*-1")])
+def test_labels_that_are_no_words_are_named(label, named, training):
+    """torch ended with an index that is out of bounds for dimension 1."""
+    model = Scores(lambda s: s, True).train(training)
+    loss = fused_loss_(model)
+    labels = IDS.clone()
+    labels[0, 4] = label
+    for use in (loss, loss.log_probs) if training else (loss,):
+        with pytest.raises(ConfigurationError, match=named):
+            use(model(IDS), labels)
+    loss.ignore_index = label
+    assert math.isfinite(loss(model(IDS), labels))
+
+
+def test_terms_of_a_loss_need_the_hidden_states():
+    """A loss that was made without fused_loss_, or outlived it, left its penalties out."""
+    model = Scores(lambda s: s, True)
+    terms = [{"z_loss": 0.1}, {"by_probability": True}, {"penalty": TablePenalty(cosine=1.0)}]
+    for options in terms:
+        loss = TokenLoss(model, **options)
+        with pytest.raises(UnsupportedError, match="logits of a Scores without fused_loss_"):
+            loss(model(IDS), IDS)
+        with torch.no_grad():
+            assert torch.equal(loss(model(IDS), IDS), TokenLoss(model)(model(IDS), IDS))
+    loss = fused_loss_(model, z_loss=0.1)
+    plain_(model)
+    with pytest.raises(UnsupportedError, match="without fused_loss_"):
+        loss(model(IDS), IDS)
+
+
 def test_indices_of_any_type_are_labels():
     model = Scores(lambda s: s, True)
     loss = fused_loss_(model)
@@ -603,6 +634,10 @@ def test_weights_and_measures_of_tokens(transformers, layout, table):
             torch.testing.assert_close(
                 mine[counted].double(), value[counted].double(), rtol=1e-5, atol=1e-5
             )
+    weights[LABELS.eq(-100)] = math.nan  # such as a ratio of probabilities of padding
+    for training in (True, False):
+        again = loss(model.train(training)(**inputs(model)), LABELS, 11, weights=weights)
+        torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
     accuracy = own.argmax(-1).eq(labels)[counted].double().mean()
     assert loss.means()["token_accuracy"] == pytest.approx(float(accuracy))
     assert loss.means()["entropy"] == pytest.approx(float(entropy[counted].mean()), rel=1e-5)
@@ -643,10 +678,16 @@ def test_a_loss_by_probability_is_that_of_dynamic_fine_tuning(transformers):
 
 def test_mixtures_have_no_weights_or_measures_of_tokens(transformers):
     model = build(transformers)
-    for options, given in (({"measures": True}, {}), ({}, {"weights": torch.ones(LABELS.shape)})):
-        other = copy.deepcopy(model)
-        loss = mixture_(other, 2, **options)
+    for options in ({"measures": True}, {"by_probability": True}):
         with pytest.raises(UnsupportedError, match="one softmax in the output layer"):
-            loss(other(input_ids=IDS), LABELS, **given)
+            mixture_(model, 2, **options)
+    assert torch.equal(model(IDS).logits, build(transformers)(IDS).logits)  # as it was
+    other = copy.deepcopy(model)
+    loss = mixture_(other, 2)
+    for options in ({"measures": True}, {"by_probability": True}, {"z_loss": 0.1}):
+        with pytest.raises(UnsupportedError, match="one softmax"):
+            fused_loss_(other, **options)
+    with pytest.raises(UnsupportedError, match="one softmax in the output layer"):
+        loss(other(input_ids=IDS), LABELS, weights=torch.ones(LABELS.shape))
     with pytest.raises(UnsupportedError, match="one softmax in the output layer"):
         loss.log_probs(other(input_ids=IDS), LABELS)
