@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
@@ -12,13 +12,25 @@ from spectral_fairseq.training.adapters import is_of_peft, trained_copy
 from spectral_fairseq.training.layer_mixins import LayerMixin
 
 OUTPUT_LAYERS = output_names("attribute")
-WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+_PARALLEL = ("DistributedDataParallel", "DataParallel")
 
 
 def sharded(found: str) -> UnsupportedError:
     """The error for a table of which each worker holds a part."""
     remedy = "Keep it whole: use DistributedDataParallel, or DeepSpeed's second stage."
     return UnsupportedError("every worker to hold the whole table", found, remedy)
+
+
+def wrapped(model: nn.Module) -> Optional[nn.Module]:
+    """The model that ``DistributedDataParallel`` or ``torch.compile`` has put into this one.
+
+    Raises:
+        UnsupportedError: parameters that FSDP flattens.
+    """
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise sharded("parameters that FullyShardedDataParallel splits over workers")
+    name = "module" if type(model).__name__ in _PARALLEL else "_orig_mod"
+    return getattr(model, "_modules", {}).get(name)
 
 
 def without_wrappers(model: nn.Module) -> nn.Module:
@@ -30,11 +42,7 @@ def without_wrappers(model: nn.Module) -> nn.Module:
     """
     check_type(model, nn.Module, "a model or a layer", "Pass the model.")
     while True:
-        if type(model).__name__ == "FullyShardedDataParallel":
-            raise sharded("parameters that FullyShardedDataParallel splits over workers")
-        inner = model._modules.get("_orig_mod")  # of torch.compile
-        if inner is None and type(model).__name__ in WRAPPERS:
-            inner = model._modules.get("module")
+        inner = wrapped(model)
         if inner is None and is_of_peft(model) and hasattr(model, "get_base_model"):
             inner = model.get_base_model()  # type: ignore[operator]
         if inner is None:

@@ -21,7 +21,7 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.training.joining import joined_state
 from spectral_fairseq.training.losses import check_has_plain_form, fused_loss_, mixture_
-from spectral_fairseq.training.output_layer import WRAPPERS, output_layer, without_wrappers
+from spectral_fairseq.training.output_layer import output_layer, without_wrappers, wrapped
 from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import TokenLoss
@@ -109,9 +109,10 @@ def plain_state_dict(model: nn.Module) -> Dict[str, Tensor]:
     Raises:
         UnsupportedError: a mixture or a soft cap, which no plain model has.
     """
+    inner = wrapped(model)
+    if inner is not None:
+        return plain_state_dict(inner)
     check_has_plain_form(model)
-    if type(model).__name__ in WRAPPERS:
-        model = without_wrappers(model)
     state = joined_state(model)
     if not state:
         return {}

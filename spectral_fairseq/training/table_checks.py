@@ -11,7 +11,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_
 from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.training.computed_weight import ComputedWeight
 from spectral_fairseq.training.layer_mixins import OFF_FIRST
-from spectral_fairseq.training.output_layer import WRAPPERS, output_layer, sharded
+from spectral_fairseq.training.output_layer import output_layer, sharded, wrapped
 
 PASS_WHOLE = "Pass the whole model, so that they stay tied."
 
@@ -97,7 +97,7 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
         UnsupportedError: a layer that uses it in a way that cannot be changed, or an optimiser that
             has it already.
     """
-    if type(model).__name__ in WRAPPERS or "_orig_mod" in getattr(model, "_modules", ()):
+    if wrapped(model) is not None:
         found = f"a {type(model).__name__} around it"
         remedy = "Change the model first, and wrap or compile it afterwards."
         raise UnsupportedError(f"the model itself for {use}", found, remedy)

@@ -439,6 +439,9 @@ def _named_rows(rows: Any, count: int) -> Optional[List[int]]:
     Raises:
         ConfigurationError: a table of ``count`` rows does not have them.
     """
+    if isinstance(rows, str):
+        wanted = "`rows` as a sequence of names or of indices"
+        raise ConfigurationError(wanted, f"the text {rows!r}", f"Pass ({rows!r},).")
     if not isinstance(rows, Mapping) and any(isinstance(row, str) for row in rows):
         return None
     check_enough(len(rows), 1, "row in `rows`", "Name some.", ConfigurationError)

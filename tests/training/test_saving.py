@@ -15,10 +15,11 @@ from spectral_fairseq.training import (
     mixture_,
     parameter_groups,
     plain_,
+    plain_state_dict,
     restore_,
     weight_norm_,
 )
-from tests.training.models import IDS, LAYOUTS, build, inputs
+from tests.training.models import IDS, LAYOUTS, Straight, build, inputs
 
 TABLES = {"weight-norm": weight_norm_, "svd": factor_}
 
@@ -236,3 +237,15 @@ def test_settings_of_another_kind_are_warned_of():
     torch.testing.assert_close(found["lm_head.weight"], model.lm_head.weight.detach())
     plain_(model)
     assert set(model.save_pretrained("")) == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("wrap", ["compile", "DataParallel", "both"])
+def test_a_plain_state_has_the_names_of_the_model_without_wrappers(wrap):
+    model = Straight(tied=True)
+    factor_(model)
+    made = torch.nn.DataParallel(model) if wrap != "compile" else model
+    if wrap != "DataParallel":
+        if not hasattr(torch, "compile"):
+            pytest.skip("this torch has no compile")
+        made = torch.compile(made, backend="eager")
+    Straight(tied=True).load_state_dict(plain_state_dict(made))

@@ -461,3 +461,8 @@ def test_every_row_of_a_table_is_trained(table):
     model(IDS).logsumexp(-1).sum().backward()
     gradient = getattr(made, made.entries[0]).grad
     assert gradient.abs().amax(1).gt(0).all()
+
+
+def test_a_name_of_rows_is_no_sequence_of_names():
+    with pytest.raises(ConfigurationError, match=r"the text 'zero'. Pass \('zero',\)"):
+        repair_(Straight(), rows="zero")
