@@ -188,8 +188,9 @@ def _fill_huggingface(
 def _fill_ctranslate2(
     args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
-    from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
+    from spectral_fairseq.commands.export_ctranslate2 import check_model, write_ctranslate2
 
+    check_model(checkpoint)
     source, _, languages = _dictionaries(args, checkpoint)
     write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)
     text = f"{out}: a model of CTranslate2, in {args.quantization or 'float32'}"

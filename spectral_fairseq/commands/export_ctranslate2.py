@@ -24,6 +24,12 @@ _SCALES = {
     "scale_resids": "w_resid",
 }
 _ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
+_WANTED = "a model that CTranslate2's converter of fairseq takes"
+
+
+def check_model(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse a model that has no form in CTranslate2, before its dictionaries are looked for."""
+    check_known_elsewhere(checkpoint, _WANTED)
 
 
 def write_ctranslate2(
@@ -39,8 +45,6 @@ def write_ctranslate2(
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
     if quantization is not None:
         check_choice("`quantization`", quantization, ACCEPTED_MODEL_TYPES)
-    wanted = "a model that CTranslate2's converter of fairseq takes"
-    check_known_elsewhere(checkpoint_settings(checkpoint, "model"), wanted)
     plain = plain_checkpoint(checkpoint)
     cfg = plain["cfg"]
     absent = [flag for flag, name in _SCALES.items() if not any(name in k for k in plain["model"])]
@@ -60,7 +64,7 @@ def write_ctranslate2(
                 converter.convert(str(folder), quantization=quantization, force=True)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             raise NoEquivalentError(
-                wanted, " ".join(str(error).split()), _ANOTHER_FORMAT
+                _WANTED, " ".join(str(error).split()), _ANOTHER_FORMAT
             ) from error
 
 

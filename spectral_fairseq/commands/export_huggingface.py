@@ -7,7 +7,6 @@ from typing import Any, Dict, Mapping, Tuple
 
 import torch
 
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import check_known_elsewhere, plain_checkpoint
 from spectral_fairseq.commands.huggingface_layout import (
     ANOTHER_FORMAT,
@@ -47,8 +46,7 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
     """
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
-    flags = checkpoint_settings(checkpoint, "model")
-    check_known_elsewhere(flags, "a model that a layout of transformers can represent")
+    check_known_elsewhere(checkpoint, "a model that a layout of transformers can represent")
     plain = plain_checkpoint(checkpoint)
     task = task_like(plain["model"])
     model = build_model(plain, task)

@@ -53,10 +53,25 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
 
 
 def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
-    """The same for converters, which compare the logits themselves where nothing is collapsed."""
+    """The same for converters, which compare the logits themselves where nothing is collapsed.
+
+    Raises:
+        UnsupportedError: the model writes fewer words than it reads, for which other formats have
+            no second vocabulary.
+    """
     plain, needed = plain_form(checkpoint)
     if needed:
         _checked(checkpoint, plain)
+    read, written = (
+        len(plain["model"].get(f"decoder.{name}.weight", ()))
+        for name in ("embed_tokens", "output_projection")
+    )
+    if written and written != read:
+        raise NoEquivalentError(
+            "a model that writes all words that it reads",
+            f"one that reads {read} and writes {written} (--output-dictionary-size)",
+            _FAIRSEQ_ALONE,
+        )
     return plain
 
 
@@ -100,22 +115,27 @@ _OF_FAIRSEQ_ALONE = (
     "cross_self_attention",
     "no_cross_attention",
 )
+_FAIRSEQ_ALONE = "Try --to fairseq, or keep this checkpoint and use fairseq."
 
 
-def check_known_elsewhere(flags: Mapping[str, Any], wanted: str) -> None:
+def check_known_elsewhere(checkpoint: Mapping[str, Any], wanted: str) -> None:
     """Refuse a model of a kind that only fairseq has.
 
     Args:
-        flags: of the model.
+        checkpoint: of the model.
         wanted: what the other format can represent.
 
     Raises:
-        UnsupportedError: the flags name such a kind; another format than fairseq's is no remedy.
+        UnsupportedError: it is no Transformer, or its flags name such a kind; another format than
+            fairseq's is no remedy.
     """
+    cfg = checkpoint.get("cfg") or {}
+    _require_node(cfg, "model")
+    _plain_arch(cfg)  # others, such as LSTMs, have some of these flags by default
+    flags = by_name(cfg["model"])
     found = ["--" + name.replace("_", "-") for name in _OF_FAIRSEQ_ALONE if flags.get(name)]
     if found:
-        remedy = "Try --to fairseq, or keep this checkpoint and use fairseq."
-        raise NoEquivalentError(wanted, f"one with {' and '.join(found)}", remedy)
+        raise NoEquivalentError(wanted, f"one with {' and '.join(found)}", _FAIRSEQ_ALONE)
 
 
 def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:

@@ -86,10 +86,15 @@ def restoring_float32(self: Any, *args: Any, original: Callable[..., Any], **kwa
 
     Also where the optimiser begins anew: with --finetune-from-model and --reset-optimizer.
     """
+    model = self.get_model()
     loaded: Dict[str, Any] = {}
-    hook = self.get_model()._register_load_state_dict_pre_hook(
-        lambda state, *_: loaded.update(state)
-    )
+
+    def remember(module: Any, state: Dict[str, Any], *_: Any) -> None:
+        # The copy that --store-ema makes and loads meanwhile has this hook, too, and keeps it.
+        if module is model:
+            loaded.update(state)
+
+    hook = model._register_load_state_dict_pre_hook(remember, with_module=True)
     try:
         extra_state = original(self, *args, **kwargs)
     finally:
@@ -98,6 +103,7 @@ def restoring_float32(self: Any, *args: Any, original: Callable[..., Any], **kwa
         for name, half, copy in _named_copies(self):
             if _is_rounding_of(loaded.get(name), half):
                 copy.copy_(loaded[name])
+        loaded.clear()
     return extra_state
 
 

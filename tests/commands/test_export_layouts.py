@@ -115,6 +115,27 @@ def test_other_architectures_and_heads(settings, named, tmp_path):
         write_huggingface({"cfg": {"model": settings}, "model": {}}, tmp_path)
 
 
+@pytest.mark.parametrize("arch", ["lstm", "lstm_lm", "roberta", "transformer_align"])
+def test_a_model_of_another_kind_is_refused_by_its_architecture(arch, tmp_path):
+    """LSTMs have clusters of an adaptive softmax among their settings, whatever their loss is."""
+    settings = {"_name": arch, "adaptive_softmax_cutoff": "9"}
+    checkpoint = {"cfg": {"model": settings}, "model": {}}
+    refusing = [lambda: write_huggingface(checkpoint, tmp_path)]
+    refusing.append(lambda: export_ctranslate2.check_model(checkpoint))
+    for refuse in refusing:
+        with pytest.raises(UnsupportedError, match=f"{arch!r}") as caught:
+            refuse()
+        assert "--to" not in caught.value.remedy
+
+
+def fewer_words_written():
+    """As with ``--output-dictionary-size``."""
+    checkpoint = language_model()
+    name = "decoder.output_projection.weight"
+    model = {**checkpoint["model"], name: checkpoint["model"][name][:30]}
+    return {**checkpoint, "model": model}
+
+
 HEADS = {"encoder_attention_heads": 2}
 # Property -> a model that has it, and what names it where transformers has no layout for it.
 PROPERTIES = {
@@ -153,15 +174,19 @@ PROPERTIES = {
         lambda: language_model({"adaptive_softmax_cutoff": "9,20"}),
         "adaptive-softmax-cutoff",
     ),
+    "fewer words": (fewer_words_written, "output-dictionary-size"),
     "language model's tanh": (lambda: language_model({"activation_fn": "tanh"}), ""),
 }
 
 
-OF_FAIRSEQ_ALONE = ("cross and self attention", "no cross attention", "adaptive softmax")
+OF_FAIRSEQ_ALONE = (
+    *("cross and self attention", "no cross attention", "adaptive softmax", "fewer words"),
+)
 
 
 def write_ctranslate2(checkpoint, folder):
     """With dictionaries that are made up."""
+    export_ctranslate2.check_model(checkpoint)
     task = task_like(plain_checkpoint(checkpoint)["model"])
     translates = any(key.startswith("encoder.") for key in checkpoint["model"])
     data, languages = folder / "data", ("source", "target") if translates else None

@@ -1,5 +1,6 @@
 """A training in half precision is saved and restored with its float32 weights."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -53,9 +54,26 @@ def test_fine_tuning_begins_with_the_weights_of_the_file(
 
 def test_a_copy_of_its_own_may_lie_transposed():
     half = torch.nn.Parameter(torch.randn(3, 4).t().bfloat16())
-    copy = torch.nn.Parameter(half.data.float())
-    optimizer = SimpleNamespace(fp16_params=[half], fp32_params=[copy])
-    assert view_for(float32_copies(optimizer)[id(half)], half).data_ptr() == copy.data_ptr()
+    own = torch.nn.Parameter(half.data.float())
+    optimizer = SimpleNamespace(fp16_params=[half], fp32_params=[own])
+    assert view_for(float32_copies(optimizer)[id(half)], half).data_ptr() == own.data_ptr()
+
+
+def test_the_moving_average_of_a_file_is_not_taken_for_its_weights():
+    """--store-ema copies the model while a checkpoint is loaded, and loads the averages into it."""
+    model = torch.nn.Linear(3, 4).bfloat16()
+    weights = {name: torch.randn(part.shape) for name, part in model.state_dict().items()}
+    copies = [part.detach().float() for part in model.parameters()]
+    optimizer = SimpleNamespace(fp16_params=list(model.parameters()), fp32_params=copies)
+    trainer = SimpleNamespace(optimizer=optimizer, get_model=lambda: model)
+
+    def load(*_):
+        model.load_state_dict(weights)
+        averages = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        copy.deepcopy(model).load_state_dict(averages)
+
+    restoring_float32(load)(trainer, "checkpoint.pt")
+    assert all(map(torch.equal, copies, weights.values()))
 
 
 def test_copies_that_are_flattened_are_saved_and_restored():
