@@ -19,6 +19,7 @@ from spectral_fairseq.training import (
     fused_loss_,
     mixture_,
     parameter_groups,
+    trainer_callback,
     weight_norm_,
 )
 from spectral_fairseq.training import callbacks as module
@@ -389,15 +390,45 @@ def test_new_callbacks_without_a_trainer_are_refused(transformers):
 
 
 def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
-    monkeypatch.setattr(module, "_Trainer", module._Missing)
-    monkeypatch.setattr(module, "_Lightning", module._Missing)
+    for framework in module.FRAMEWORKS:
+        monkeypatch.setitem(module.FRAMEWORKS, framework, tuple)
+    with pytest.raises(ConfigurationError, match="pip install transformers"):
+        SpectralCallback()
     with pytest.raises(ConfigurationError, match="pip install transformers"):
         SpectralTrainerCallback(None)
     with pytest.raises(ConfigurationError, match="pip install lightning"):
         SpectralLightningCallback()
-    monkeypatch.setattr(module, "_Trainer", int)
+    monkeypatch.setitem(module.FRAMEWORKS, "transformers", lambda: (type("Hooks", (), {}),))
+    monkeypatch.setitem(sys.modules, "transformers", module)
     with pytest.raises(ConfigurationError, match="measure_every"):
         SpectralTrainerCallback(None, measure_every=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("transformers", "lightning")
+def test_a_framework_is_imported_where_it_is_used():
+    """A program with Trainer would wait for Lightning, some seconds each time."""
+    program = """
+import copy, pickle, sys
+from spectral_fairseq.training.callbacks import SpectralCallback, SpectralLightningCallback
+assert not {"transformers", "lightning"} & {*sys.modules}
+from transformers import TrainerCallback
+class Own(SpectralCallback): pass
+for kind in (SpectralCallback, Own):
+    callback = kind(measure_every=3)
+    assert "lightning" not in sys.modules and isinstance(callback, TrainerCallback)
+    for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        assert type(other) is type(callback) and vars(other) == vars(callback)
+        assert isinstance(other, kind) and type(other).__name__ == kind.__name__
+    assert not hasattr(callback, "setup")
+import lightning
+for hook in (callback.setup, callback.on_step_end, SpectralLightningCallback().teardown):
+    assert callable(hook)
+assert isinstance(callback, lightning.pytorch.Callback) and callback.measure_every == 3
+assert isinstance(callback, TrainerCallback) and isinstance(callback, Own)
+assert callback.state_key == "Own"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.slow
@@ -525,7 +556,8 @@ def test_several_optimisers_are_refused(lightning):
 
 @pytest.mark.usefixtures("transformers")
 def test_a_trainer_that_keeps_no_states_measures_and_refuses_a_control(monkeypatch):
-    monkeypatch.setattr(module, "_KEEPS_STATES", False)
+    bases = trainer_callback.trainer_bases()
+    monkeypatch.setattr(trainer_callback, "trainer_bases", lambda: bases[:1])
     SpectralTrainerCallback(None, measure_every=10).on_train_begin(None, object(), None)
     with pytest.raises(ConfigurationError, match=r"4\.42"):
         SpectralTrainerCallback(None, SpectrumControl(torch.nn.Embedding(30, 4).weight))

@@ -1,0 +1,74 @@
+"""What callbacks of all frameworks have in common: the control, measures, and their loss."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from torch import Tensor
+
+from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
+from spectral_fairseq.training.control import SpectrumControl
+from spectral_fairseq.training.output_layer import without_wrappers
+from spectral_fairseq.training.table_checks import check_trained
+from spectral_fairseq.training.tables import whole_weight
+from spectral_fairseq.training.token_loss import TokenLoss
+
+STEP_YOURSELF = "Call SpectrumControl.step after each step of the optimiser yourself"
+
+
+def never_called(hook: str, trainer: Any) -> UnsupportedError:
+    """The error for a trainer that takes steps without a hook of its callbacks."""
+    return UnsupportedError(
+        f"a trainer that calls {hook} of its callbacks",
+        f"{type(trainer).__name__}, which has taken a step without it",
+        f"{STEP_YOURSELF}.",
+    )
+
+
+def measures_of(model: Any, is_first: bool) -> Dict[str, float]:
+    """The measures of the output table, also where a method of this package is on it.
+
+    Args:
+        model: or its table.
+        is_first: whether this is the worker that logs; the others put a split table together too.
+    """
+    try:
+        table: Any = model if isinstance(model, Tensor) else whole_weight(model)
+    except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
+        table = model
+    if not is_first:
+        return {}
+    from spectral_fairseq.analysis import training_measures
+
+    return {f"table/{name}": value for name, value in training_measures(table).items()}
+
+
+def loss_of(model: Any) -> Optional[TokenLoss]:
+    """The loss of this package that a model of transformers computes of its labels."""
+    function = None if model is None else getattr(without_wrappers(model), "loss_function", None)
+    loss = getattr(function, "loss", None)
+    return loss if isinstance(loss, TokenLoss) else None
+
+
+_Framework: Any = object  # to a type checker, the base class of any framework
+
+
+class CallbackBase(_Framework):  # type: ignore[misc]
+    """The control of a callback, and the model that it is of."""
+
+    control: Optional[SpectrumControl]
+    measure_every: int
+    plain_at_end: bool
+    _takes_model: bool
+
+    def take(self, model: Any) -> None:
+        """Bind the control to the model that is trained, or see that it is.
+
+        Raises:
+            ConfigurationError: it is of another model.
+        """
+        if self.control is None:
+            return
+        if self._takes_model:
+            self.control.bind(model)
+        check_trained(self.control.weight, model, "SpectrumControl")

@@ -1,0 +1,112 @@
+"""What ``lightning.pytorch.Trainer`` calls of a callback.
+
+In order: ``on_fit_start`` binds the control and gives it the state of a checkpoint;
+``on_before_optimizer_step`` keeps the rate of a step, and ``on_train_batch_end`` changes the table
+and measures it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+from spectral_fairseq.embeddings.weight_norm import tell_epoch
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_count
+from spectral_fairseq.training.callback_base import (
+    STEP_YOURSELF,
+    CallbackBase,
+    loss_of,
+    measures_of,
+    never_called,
+)
+from spectral_fairseq.training.control import share_of_rate
+from spectral_fairseq.training.decay_watch import check_decay
+from spectral_fairseq.training.joining import joined
+from spectral_fairseq.training.losses import check_plain
+from spectral_fairseq.training.output_layer import output_layer
+
+
+def lightning_bases() -> Tuple[type, ...]:
+    """The class of a callback of Lightning; none where it is not installed."""
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        return ()
+    return (Callback,)
+
+
+def _model_in(pl_module: Any) -> Any:
+    """The module itself, or its one part that has an output layer, such as ``self.model``."""
+    for model in (pl_module, *pl_module.children()):
+        try:
+            output_layer(model)
+        except ConfigurationError:
+            continue
+        if model is pl_module or hasattr(model, "get_output_embeddings"):
+            return model
+    return pl_module
+
+
+class InLightning(CallbackBase):
+    """What ``lightning.pytorch.Trainer`` calls."""
+
+    _steps = 0
+    _rate: Optional[float] = None
+    _loaded: Optional[Dict[str, Any]] = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take the model, and refuse what the control cannot follow.
+
+        Several optimisers are refused, and one that lets a factored table decay three times.
+        """
+        count, remedy = len(trainer.optimizers), f"{STEP_YOURSELF}, in training_step."
+        if count:
+            what = "optimiser, for SpectralCallback"
+            check_count(count, 1, what, remedy, UnsupportedError)
+        check_decay(trainer.optimizers[0] if trainer.optimizers else None)
+        if self.plain_at_end:
+            check_plain(pl_module)
+        self.take(_model_in(pl_module))
+        if self.control is not None and self._loaded:
+            self.control.load_state_dict(self._loaded)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count from the step that is resumed."""
+        self._steps = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
+        tell_epoch(pl_module, trainer.current_epoch + 1)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Take note of the learning rate of the step, which the schedule changes afterwards."""
+        if self.control is not None:
+            self._rate = share_of_rate(self.control, optimizer)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Change and measure the table where that is due, if the optimiser took a step."""
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        if self.control is not None:
+            if self._rate is None:
+                raise never_called("on_before_optimizer_step", trainer)
+            self.control.step(self._rate)
+        due = self.measure_every and self._steps % self.measure_every == 0
+        if due:
+            model = _model_in(pl_module)
+            table = model if self.control is None else joined(self.control.weight)
+            is_first = trainer.is_global_zero and bool(trainer.loggers)
+            measures, loss = measures_of(table, is_first), loss_of(model)
+            measures.update({} if loss is None else loss.means(of_all_workers=True))
+            for logger in trainer.loggers if is_first and measures else ():
+                logger.log_metrics(measures, step=self._steps)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What Lightning's checkpoints hold."""
+        return {} if self.control is None else self.control.state_dict()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Go on with the state of the checkpoint that is resumed, once the model is there."""
+        self._loaded = state_dict
