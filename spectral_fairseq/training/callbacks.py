@@ -5,8 +5,9 @@ trainer, the model and its optimiser from the framework when training begins, as
 them does. Import this module before ``transformers.Trainer``, which fails beside a torchaudio of
 another build of torch.
 
-In order: ``trainer_callback.py: InTrainer`` or ``lightning_callback.py: InLightning``, which
-    ``callback_base.py: CallbackBase`` binds to the model.
+In order: ``training/trainer_callback.py: InTrainer`` or
+    ``training/lightning_callback.py: InLightning``, which
+    ``training/callback_base.py: CallbackBase`` binds to the model.
 
 Note [Whose callback it is]
 ---------------------------

@@ -1,8 +1,8 @@
 """What ``lightning.pytorch.Trainer`` calls of a callback.
 
-In order: ``on_fit_start`` binds the control and gives it the state of a checkpoint;
-``on_before_optimizer_step`` keeps the rate of a step, and ``on_train_batch_end`` changes the table
-and measures it.
+In order: ``InLightning.on_fit_start`` binds the control and gives it the state of a checkpoint,
+    ``InLightning.on_before_optimizer_step`` keeps the rate of a step, and
+    ``InLightning.on_train_batch_end`` changes the table and measures it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What ``transformers.Trainer`` calls of a callback.
 
-In order: ``on_train_begin`` binds the control and gives it the state of a checkpoint;
-``on_optimizer_step`` changes the table; ``on_step_end`` and ``on_log`` measure it.
+In order: ``InTrainer.on_train_begin`` binds the control and gives it the state of a checkpoint,
+    ``InTrainer.on_optimizer_step`` changes the table, ``InTrainer.on_step_end`` measures it, and
+    ``InTrainer.on_log`` puts the measures beside the loss.
 """
 
 from __future__ import annotations
