@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from spectral_fairseq.errors import check_range, missing_package
@@ -40,7 +41,8 @@ skip_broken_torchaudio()
 # Package of a framework -> the base classes of its callbacks, which are imported when it is called.
 FRAMEWORKS: Dict[str, Callable[[], Tuple[type, ...]]] = {
     "transformers": trainer_bases,
-    "lightning": lightning_bases,
+    "lightning": partial(lightning_bases, "lightning.pytorch"),
+    "pytorch_lightning": partial(lightning_bases, "pytorch_lightning"),
 }
 # A class, and the base classes of frameworks -> the class of both.
 _classes: Dict[Tuple[type, Tuple[type, ...]], type] = {}
@@ -92,7 +94,7 @@ class SpectralCallback(InTrainer, InLightning):
         UnsupportedError: when training begins, several optimisers of Lightning.
     """
 
-    frameworks: Tuple[str, ...] = ("transformers", "lightning")
+    frameworks: Tuple[str, ...] = ("transformers", "lightning", "pytorch_lightning")
 
     def __new__(cls, *_: Any, **__: Any) -> SpectralCallback:
         """One that is a callback of the frameworks; see Note [Whose callback it is]."""
@@ -163,4 +165,4 @@ class SpectralLightningCallback(SpectralCallback):
         **options: likewise.
     """
 
-    frameworks = ("lightning",)
+    frameworks = ("lightning", "pytorch_lightning")

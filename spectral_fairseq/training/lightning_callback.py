@@ -1,4 +1,4 @@
-"""What ``lightning.pytorch.Trainer`` calls of a callback.
+"""What the Trainer of Lightning calls of a callback.
 
 In order: ``InLightning.on_fit_start`` binds the control and gives it the state of a checkpoint,
     ``InLightning.on_before_optimizer_step`` keeps the rate of a step, and
@@ -7,6 +7,7 @@ In order: ``InLightning.on_fit_start`` binds the control and gives it the state 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
@@ -25,13 +26,16 @@ from spectral_fairseq.training.losses import check_plain
 from spectral_fairseq.training.output_layer import output_layer
 
 
-def lightning_bases() -> Tuple[type, ...]:
-    """The class of a callback of Lightning; none where it is not installed."""
+def lightning_bases(module: str) -> Tuple[type, ...]:
+    """The class of a callback of Lightning; none where it is not installed.
+
+    Args:
+        module: ``lightning.pytorch`` or ``pytorch_lightning``: it has two names, and two copies.
+    """
     try:
-        from lightning.pytorch import Callback
+        return (importlib.import_module(module).Callback,)
     except ImportError:
         return ()
-    return (Callback,)
 
 
 def _model_in(pl_module: Any) -> Any:

@@ -405,11 +405,12 @@ def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("transformers", "lightning")
-def test_a_framework_is_imported_where_it_is_used():
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_framework_is_imported_where_it_is_used(name):
     """A program with Trainer would wait for Lightning, some seconds each time."""
     program = """
-import copy, pickle, sys
+import copy, importlib, pickle, sys
 from spectral_fairseq.training.callbacks import SpectralCallback, SpectralLightningCallback
 assert not {"transformers", "lightning"} & {*sys.modules}
 from transformers import TrainerCallback
@@ -421,14 +422,17 @@ for kind in (SpectralCallback, Own):
         assert type(other) is type(callback) and vars(other) == vars(callback)
         assert isinstance(other, kind) and type(other).__name__ == kind.__name__
     assert not hasattr(callback, "setup")
-import lightning
+lightning = importlib.import_module(sys.argv[1])
 for hook in (callback.setup, callback.on_step_end, SpectralLightningCallback().teardown):
     assert callable(hook)
-assert isinstance(callback, lightning.pytorch.Callback) and callback.measure_every == 3
+assert isinstance(callback, lightning.Callback) and callback.measure_every == 3
 assert isinstance(callback, TrainerCallback) and isinstance(callback, Own)
+other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning"}[sys.argv[1]]
+assert other not in sys.modules
 assert callback.state_key == "Own"
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    pytest.importorskip(name)
+    subprocess.run([sys.executable, "-c", program, name], check=True)
 
 
 @pytest.mark.slow
