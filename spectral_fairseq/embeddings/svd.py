@@ -133,7 +133,7 @@ class SVDEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
         *,
         prior: str = Prior.kind,

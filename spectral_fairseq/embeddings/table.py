@@ -288,14 +288,6 @@ class Table(nn.Module):
         """Start anew, as the constructor does."""
         raise NotImplementedError
 
-    def without_padding(self, excluded_rows: Sequence[int] = ()) -> None:
-        """Make padding a word like the others, as it is in models whose own tables train its row.
-
-        Args:
-            excluded_rows: rows that penalties and measures leave out from now on.
-        """
-        self._exclude((), excluded_rows)
-
     def _exclude(self, padding: Sequence[int], excluded_rows: Sequence[int]) -> None:
         """Set ``padding_idx``, if any, and ``excluded_rows``; ``num_embeddings`` is set before."""
         rows = [counted_from_start(row, self.num_embeddings) for row in (*padding, *excluded_rows)]
@@ -327,7 +319,8 @@ class FactoredEmbedding(Table):
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
         padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax; a negative number counts from the end.
+            look-up nor from the softmax; a negative number counts from the end. ``None`` leaves it
+            out, as in models whose own tables train its row.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
     """
 
@@ -335,13 +328,13 @@ class FactoredEmbedding(Table):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self._exclude((padding_idx,), excluded_rows)
+        self._exclude(() if padding_idx is None else (padding_idx,), excluded_rows)
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
@@ -383,8 +376,7 @@ class FactoredEmbedding(Table):
         hook(getattr(self, self.entries[0]), self._without_padding)
 
     def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not. Which row it
-        # is may change afterwards: see without_padding.
+        # A tied softmax gives the padding row a gradient, which the look-up does not.
         return without_row(grad, self.padding_idx)
 
 

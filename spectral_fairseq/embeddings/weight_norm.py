@@ -113,7 +113,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
         *,
         counts: Optional[Sequence[float]] = None,

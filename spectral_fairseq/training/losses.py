@@ -42,7 +42,7 @@ class _TableOfLayer(Table):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-        self.without_padding()
+        self._exclude((), ())
         self.__dict__["_layer"] = (layer,)
 
     @property

@@ -41,6 +41,7 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_repair import NOISE, new_rows, rows_to_repair
+from spectral_fairseq.functional.spectrum_penalty import check_rank
 from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.decay_watch import watch_decay_of
@@ -211,7 +212,7 @@ def weight_norm_(
         words, dim = uses.weight.shape
         counts_ = None if counts is None else _counted(counts)
         settings = {"sigma": sigma, "init_range": init_range, **options}
-        table = WeightNormEmbedding(words, dim, 0, counts=counts_, **settings)
+        table = WeightNormEmbedding(words, dim, None, uses.padding, counts=counts_, **settings)
         _load(table, uses)
         if counts_ is not None:
             directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
@@ -287,7 +288,9 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 
     def make(uses: Uses) -> SVDEmbedding:
         words, dim = uses.weight.shape
-        table = SVDEmbedding(words, dim, 0, **options)
+        otherwise = "use weight_norm_, or leave the table as it is"
+        check_rank(words - len(uses.padding), dim, "factor_", otherwise)
+        table = SVDEmbedding(words, dim, None, uses.padding, **options)
         _load(table, uses)
         return table
 
@@ -297,7 +300,6 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 
 
 def _load(table: FactoredEmbedding, uses: Uses) -> None:
-    table.without_padding(uses.padding)
     table.to(device=uses.weight.device, dtype=uses.weight.dtype)
     if not uses.weight.is_meta:
         table.load_state_dict(table.factor(uses.weight))
@@ -305,7 +307,9 @@ def _load(table: FactoredEmbedding, uses: Uses) -> None:
 
 def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -> AnyTable:
     uses = uses_of_table(model, use)
-    table = make(uses)  # which may refuse; nothing has been changed so far
+    # It may refuse: nothing has been changed so far. What it draws does not stay.
+    with torch.random.fork_rng(devices=[]):
+        table = make(uses)
     owner = next(iter(uses.layers.values()))
     if hasattr(owner, "table"):
         wanted = f"a layer without an attribute `table`, for {use}"

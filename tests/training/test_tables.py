@@ -381,8 +381,30 @@ def test_lengths_from_counts_are_for_new_tables():
 
 
 def test_fewer_words_than_dimensions_have_no_factors():
-    with pytest.raises(ConfigurationError, match="N >= d"):
+    with pytest.raises(ConfigurationError, match="N >= d.*N = 3 .*weight_norm_"):
         factor_(nn.Embedding(3, 8))
+    with pytest.raises(ConfigurationError, match="N >= d.*N = 7 "):
+        factor_(nn.Embedding(8, 8, padding_idx=1))
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+def test_as_many_words_as_dimensions_have_factors(padding):
+    """Such as 256 bytes in 256 dimensions: a row that is no padding was left out of the count."""
+    layer = nn.Embedding(8 if padding is None else 9, 8, padding_idx=padding)
+    expected = layer.weight.detach().clone()
+    factor_(layer)
+    torch.testing.assert_close(layer(torch.arange(len(expected))), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_random_numbers_go_on_as_without_a_table(kind):
+    """Dropout and the order of batches were other ones under a table that keeps the matrix."""
+    model = Straight()
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    METHODS[kind](model)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_mixture_has_no_plain_form(transformers):
