@@ -76,7 +76,7 @@ class SpectralCallback(InTrainer, InLightning):
 
     The control follows the steps that the optimiser really takes, at the learning rate as a share
     of its schedule's highest one. Checkpoints of the trainer hold its state, and a resumed training
-    goes on with it. In Lightning there has to be one optimiser.
+    goes on with it. In Lightning there has to be one optimiser, and one callback of this class.
 
     Args:
         control: a :class:`~spectral_fairseq.training.control.SpectrumControl` that was made without

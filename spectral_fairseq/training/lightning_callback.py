@@ -1,8 +1,9 @@
 """What the Trainer of Lightning calls of a callback.
 
-In order: ``InLightning.on_fit_start`` binds the control and gives it the state of a checkpoint,
-    ``InLightning.on_before_optimizer_step`` keeps the rate of a step, and
-    ``InLightning.on_train_batch_end`` changes the table and measures it.
+In order: ``InLightning.on_fit_start`` binds the control, gives it the state of a checkpoint and
+    lets it follow the optimiser, and ``InLightning.on_train_batch_end`` measures the table. Where
+    an optimiser does not tell of its steps, ``InLightning.on_before_optimizer_step`` keeps the rate
+    and ``InLightning.on_train_batch_end`` changes the table.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class InLightning(CallbackBase):
 
     _steps = 0
     _rate: Optional[float] = None
+    _follows = False
     _loaded: Optional[Dict[str, Any]] = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -66,12 +68,20 @@ class InLightning(CallbackBase):
         if count:
             what = "optimiser, for SpectralCallback"
             check_count(count, 1, what, remedy, UnsupportedError)
-        check_decay(trainer.optimizers[0] if trainer.optimizers else None)
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        check_decay(optimizer)
         if self.plain_at_end:
             check_plain(pl_module)
         self.take(_model_in(pl_module))
-        if self.control is not None and self._loaded:
+        if self.control is None:
+            return
+        if self._loaded:
             self.control.load_state_dict(self._loaded)
+        self._loaded = None  # of this training, not of the next one
+        # Lightning counts steps that a scaler skips too, and all steps of a batch as one.
+        self._follows = hasattr(optimizer, "register_step_post_hook")  # from torch 2.0 on
+        if self._follows:
+            self.control.follow(optimizer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from the step that is resumed."""
@@ -93,7 +103,7 @@ class InLightning(CallbackBase):
         if trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step
-        if self.control is not None:
+        if self.control is not None and not self._follows:
             if self._rate is None:
                 raise never_called("on_before_optimizer_step", trainer)
             self.control.step(self._rate)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -544,6 +545,54 @@ def test_lightning_gives_the_model_to_a_callback_without_one(lightning, tmp_path
     same(weights(resumed), weights(whole))
     with pytest.raises(ConfigurationError, match="found another model's"):
         fit(lightning, tmp_path / "other", 12, SpectralCallback(SpectrumControl(made)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
+def test_lightning_takes_the_steps_that_the_optimiser_takes(lightning, tmp_path):
+    """Those that a scaler skips were counted, and two in one batch as one."""
+    scaler = getattr(torch.amp, "GradScaler", None)
+    if scaler is None:
+        pytest.skip("this torch has no GradScaler for a CPU")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, by_hand):
+            super().__init__()
+            self.embed = torch.nn.Embedding(WORDS, DIM)
+            self.lm_head = torch.nn.Linear(DIM, WORDS)
+            self.automatic_optimization = not by_hand
+
+        def training_step(self, batch, index):
+            loss = self.lm_head(self.embed(batch[0])).float().square().mean()
+            if self.automatic_optimization:
+                return loss * (math.inf if index in (1, 2) else 1.0)
+            for _ in range(2):
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(self.lm_head(self.embed(batch[0])).square().mean())
+                optimizer.step()
+            return None
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    precision = lightning.plugins.MixedPrecision("16-mixed", "cpu", scaler("cpu", init_scale=4.0))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TEXT), batch_size=4)
+    callback = SpectralCallback(control=SpectrumControl(every=1))
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    options.update(max_steps=6, callbacks=[callback], default_root_dir=tmp_path)
+    for by_hand, more, updates in ((False, {"plugins": [precision]}, 4), (True, {}, 6)):
+        trainer = lightning.Trainer(**options, **more)
+        trainer.fit(Module(by_hand), loader)
+        assert callback.control.updates == updates
+    trainer.save_checkpoint(tmp_path / "last")
+    options["max_steps"] = 8
+    lightning.Trainer(**options).fit(Module(True), loader, ckpt_path=tmp_path / "last")
+    assert callback.control.updates == 8
+    lightning.Trainer(**options).fit(Module(True), loader)  # a training of its own
+    assert callback.control.updates == 8
 
 
 @pytest.mark.slow
