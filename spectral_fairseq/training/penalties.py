@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -121,11 +121,15 @@ class TablePenalty:
         }
         self._given_excluded = excluded
         self._given_prior = prior_of(values)
-        self._active = [penalty for penalty in PENALTIES if self.weights[penalty.name]]
         self._options = {one.name: one.for_words(_options(one, values), None) for one in PENALTIES}
         self.model: Optional[Union[nn.Module, Tensor]] = None
         if model is not None:
             self.bind(model)
+
+    @property
+    def _active(self) -> List[Penalty]:
+        # Not kept, since a declaration cannot be pickled, and a model that has a loss may have to.
+        return [penalty for penalty in PENALTIES if self.weights[penalty.name]]
 
     def bind(self, model: Union[nn.Module, Tensor]) -> None:
         """Take the table of a model from now on.

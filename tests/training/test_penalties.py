@@ -1,6 +1,7 @@
 """Penalties of one table: their scale, their rows, and what they need of it."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.methods.penalties import PENALTIES, svd_tables
-from spectral_fairseq.training import TablePenalty, factor_, plain_, weight_norm_
+from spectral_fairseq.training import TablePenalty, factor_, fused_loss_, plain_, weight_norm_
 from tests.reference.penalties import PENALTIES as NAIVE
 from tests.training.models import DIM, WORDS, Straight, build
 
@@ -154,3 +155,15 @@ def test_a_penalty_that_could_not_be_bound_has_no_model():
     with pytest.raises(ConfigurationError, match="N >= d"):
         penalty.bind(nn.Linear(30, 20))
     assert penalty.model is None
+
+
+def test_a_model_whose_loss_has_penalties_is_pickled():
+    """Their declarations have functions without a name."""
+    model = Straight(tied=True)
+    factor_(model)
+    options = {"spectrum": 1.0, "orthogonality": 0.1, "weight_norm": 0.1}
+    loss = fused_loss_(model, shift=True, penalty=TablePenalty(model, **options))
+    ids = torch.arange(12).view(2, 6)
+    other = pickle.loads(pickle.dumps(loss))
+    assert other.penalty.model is other.model and other.model is not model
+    assert torch.equal(other(other.model(ids), ids), loss(model(ids), ids))
