@@ -20,7 +20,12 @@ from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.training.joining import joined_state
-from spectral_fairseq.training.losses import check_has_plain_form, fused_loss_, mixture_
+from spectral_fairseq.training.losses import (
+    check_has_plain_form,
+    fused_loss_,
+    mixture_,
+    plain_,
+)
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers, wrapped
 from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
 from spectral_fairseq.training.tables import factor_, weight_norm_
@@ -72,15 +77,19 @@ def restore_(
                 f"delete `{RECORD}` from its config.json.",
             )
     _check_unchanged(model, entries)
+    layer: Any = output_layer(model)
+    weight = layer.weight
     if "table" in record:
         settings = dict(record["table"])
         _TABLES[settings.pop("kind")](model, **settings)
-    loss = None
-    if "mixture" in record:
-        settings = dict(record["mixture"])
-        loss = mixture_(model, settings.pop("components"), **settings, **options)
-    elif makes_loss:
-        loss = fused_loss_(model, softcap=record["softcap"], **options)
+    try:
+        loss = _loss_on(model, record, options)
+    except Exception:
+        if "table" in record:  # the loss is refused, and the model stays as it was loaded
+            plain_(model)
+            layer.weight.data.copy_(weight)
+            setattr(config, RECORD, record)
+        raise
     needed = [name for name in model.state_dict() if ".table." in name or ".mixture." in name]
     missing = [name for name in needed if name not in entries]
     if missing:
@@ -88,6 +97,18 @@ def restore_(
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
     model.load_state_dict({name: entries[name] for name in needed}, strict=False)
     return loss
+
+
+def _loss_on(
+    model: nn.Module, record: Mapping[str, Any], options: Mapping[str, Any]
+) -> Optional[TokenLoss]:
+    """Put a mixture or a soft cap on, and return its loss; ``None`` for a table alone."""
+    if "mixture" in record:
+        settings = dict(record["mixture"])
+        return mixture_(model, settings.pop("components"), **settings, **options)
+    if "softcap" in record:
+        return fused_loss_(model, softcap=record["softcap"], **options)
+    return None
 
 
 def plain_state_dict(model: nn.Module) -> Dict[str, Tensor]:

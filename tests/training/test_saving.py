@@ -10,6 +10,8 @@ from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.training import (
+    TablePenalty,
+    TokenLoss,
     factor_,
     fused_loss_,
     mixture_,
@@ -249,3 +251,24 @@ def test_a_plain_state_has_the_names_of_the_model_without_wrappers(wrap):
             pytest.skip("this torch has no compile")
         made = torch.compile(made, backend="eager")
     Straight(tied=True).load_state_dict(plain_state_dict(made))
+
+
+@pytest.mark.parametrize("method", [mixture_, fused_loss_])
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+def test_a_refused_loss_leaves_the_model_as_it_was_loaded(transformers, tmp_path, table, method):
+    """A table stayed on it, so that the right options were refused as well."""
+    model = build(transformers)
+    table(model)
+    method(model, **({"components": 2} if method is mixture_ else {"softcap": 3.0}))
+    step(model)
+    model.save_pretrained(tmp_path)
+    plain = loaded(model, tmp_path)
+    kinds = [type(layer) for layer in plain.modules()]
+    before = {name: one.clone() for name, one in plain.state_dict().items()}
+    for options in ({"z_loss": -1.0}, {"penalty": TablePenalty(build(transformers), cosine=1.0)}):
+        with pytest.raises(ConfigurationError):
+            restore_(plain, **options)
+        assert [type(layer) for layer in plain.modules()] == kinds
+        assert all(torch.equal(before[name], one) for name, one in plain.state_dict().items())
+    assert isinstance(restore_(plain), TokenLoss)
+    assert torch.equal(logits(plain), logits(model))
