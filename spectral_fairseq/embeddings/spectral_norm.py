@@ -70,7 +70,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
         *,
         scale: float = 1.0,
