@@ -18,7 +18,7 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.commands.models import load_model_and_task
-from spectral_fairseq.errors import ConfigurationError, DataError, check_range
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.functional.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.empirical_rank import (
@@ -31,7 +31,7 @@ from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import StreamReader
 from spectral_fairseq.plugin.corpus import Corpus
-from spectral_fairseq.plugin.find import decoder_of
+from spectral_fairseq.plugin.find import decoder_of, is_autoregressive, models_in
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.
@@ -192,10 +192,21 @@ def predict(
 
     A model of ``stateful_language_modeling`` reads the subset as one stream, in segments as long as
     those of its training, and carries its state from each to the next.
+
+    Raises:
+        DataError: no such data, or data that do not fit the model.
+        UnsupportedError: several models in one, a non-autoregressive one, or one that fairseq
+            cannot build with these data.
     """
     remedy = "Give what fairseq-preprocess wrote to --destdir."
     check_directory(data, "a folder of binarised data", remedy, DataError)
     model, task = load_model_and_task(path, data, {})
+    if models_in(model) != [model] or not is_autoregressive(model):
+        raise UnsupportedError(
+            f"one model that predicts the next word from the words before it in {path}, for --data",
+            f"a {type(model).__name__}",
+            "Leave out --data, which measures what such a model predicts.",
+        )
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,7 +35,13 @@ from spectral_fairseq.plugin.dropout import (
     draw_masks_fast,
     draws_masks_fast,
 )
-from spectral_fairseq.plugin.find import decoder_of, find_svd_tables, models_in, unwrapped
+from spectral_fairseq.plugin.find import (
+    decoder_of,
+    find_svd_tables,
+    is_autoregressive,
+    models_in,
+    unwrapped,
+)
 from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, drops
 from spectral_fairseq.plugin.likelihood_choice import LossForm
 from spectral_fairseq.plugin.listener import Listener
@@ -214,7 +219,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """
         models = models_in(unwrapped(model))
         for inner in models:
-            if "tgt_tokens" in inspect.signature(inner.forward).parameters:
+            if not is_autoregressive(inner):
                 raise refusals.NON_AUTOREGRESSIVE.error(f"{type(inner).__name__}, which does not")
             if getattr(decoder_of(inner), "adaptive_softmax", None) is not None:
                 raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")

@@ -5,6 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 from fairseq.models import FairseqDecoder, FairseqMultiModel
@@ -28,6 +29,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def models_in(model: nn.Module) -> List[nn.Module]:
     """The models of a trainer's model: of several where it holds several."""
     return list(model.models.values()) if isinstance(model, FairseqMultiModel) else [model]
+
+
+def is_autoregressive(model: nn.Module) -> bool:
+    """Whether a model predicts a word from those before it; others of fairseq ask for all."""
+    return "tgt_tokens" not in inspect.signature(model.forward).parameters
 
 
 def decoder_of(model: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.models import FairseqMultiModel
 
 from spectral_fairseq.commands import predictions as model_outputs
 from spectral_fairseq.commands.models import load_model_and_task
@@ -167,6 +168,29 @@ def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
         dictionary.write("another 1\n")
     with pytest.raises(UnsupportedError, match="joined dictionary"):
         measure_outputs(path, separate)
+
+
+class NonAutoregressive(torch.nn.Module):
+    """It asks for the targets, as fairseq's do."""
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, tgt_tokens):
+        raise NotImplementedError
+
+
+class Multilingual(FairseqMultiModel):
+    """A model for each pair of languages."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.models = torch.nn.ModuleDict({"de-en": torch.nn.Linear(2, 2)})
+
+
+@pytest.mark.parametrize("kind", [NonAutoregressive, Multilingual])
+def test_models_whose_predictions_are_not_measured(kind, monkeypatch, tmp_path):
+    """Each ended in a traceback."""
+    monkeypatch.setattr(model_outputs, "load_model_and_task", lambda *_: (kind(), None))
+    with pytest.raises(UnsupportedError, match=f"{kind.__name__}. Leave out --data"):
+        predict("checkpoint.pt", tmp_path, "valid", 10)
 
 
 @torch.no_grad()
