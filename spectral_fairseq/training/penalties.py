@@ -152,6 +152,14 @@ class TablePenalty:
                         table.get(penalty.needs)
         self.model, self.excluded, self._prior = model, excluded, prior
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether its table is trained; no penalty changes a frozen one."""
+        layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
+        if isinstance(layer, FactoredLayer):
+            return any(entry.requires_grad for entry in layer.stored_table.parameters())
+        return weight_of(self.model, "TablePenalty").requires_grad
+
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name.
 

@@ -492,7 +492,7 @@ def _take(penalty: TablePenalty, model: nn.Module) -> None:
     """Bind a penalty to the model of a loss, or see that it is of that model.
 
     Raises:
-        ConfigurationError: it is of another model.
+        ConfigurationError: it is of another model, or of a frozen table.
     """
     if penalty.model is None:
         penalty.bind(model)
@@ -500,6 +500,13 @@ def _take(penalty: TablePenalty, model: nn.Module) -> None:
         _check_has(model, output_layer(penalty.model), "TablePenalty")
     else:
         check_trained(penalty.model, model, "TablePenalty")
+    if not penalty.is_trained:
+        raise ConfigurationError(
+            "an output table that is trained, for a penalty on it",
+            "a frozen one, which it would not change",
+            "Set its requires_grad before this, or leave the penalty out; what an adapter adds to "
+            "a table is not penalised.",
+        )
 
 
 def _check_has(model: nn.Module, layer: nn.Module, what: str) -> None:

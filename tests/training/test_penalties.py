@@ -167,3 +167,16 @@ def test_a_model_whose_loss_has_penalties_is_pickled():
     other = pickle.loads(pickle.dumps(loss))
     assert other.penalty.model is other.model and other.model is not model
     assert torch.equal(other(other.model(ids), ids), loss(model(ids), ids))
+
+
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+def test_a_loss_refuses_a_penalty_that_changes_nothing(table):
+    model = Straight()
+    if table is not None:
+        table(model)
+    model.lm_head.requires_grad_(False)
+    for penalty in (TablePenalty(cosine=1.0), TablePenalty(model, cosine=1.0)):
+        with pytest.raises(ConfigurationError, match="trained, for a penalty on it; found a froz"):
+            fused_loss_(model, shift=True, penalty=penalty)
+    model.lm_head.requires_grad_(True)
+    fused_loss_(model, shift=True, penalty=TablePenalty(cosine=1.0))
