@@ -21,8 +21,8 @@ from spectral_fairseq.commands.lm_options import (
     EvaluationOptions,
 )
 from spectral_fairseq.commands.models import (
-    EVAL_LM,
     LanguageModel,
+    by_eval_lm,
     load_language_model,
     open_corpus,
 )
@@ -106,7 +106,7 @@ def evaluate_checkpoint(
     loaded = load_language_model(path, data, overrides, verify)
     if not loaded.stateful:
         wanted = "a language model that carries a state (awd_lstm_*, transformer_xl_*)"
-        raise UnsupportedError(wanted, f"one of arch {loaded.arch}", EVAL_LM)
+        raise UnsupportedError(wanted, f"one of arch {loaded.arch}", by_eval_lm())
     splits = [options.subset]
     splits += [VALIDATION] if options.tune is not None else []
     splits += [TRAINING] if options.dynamic is not None else []

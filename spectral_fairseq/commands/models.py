@@ -70,10 +70,11 @@ class LanguageModel:
         return int(self.dictionary.eos())
 
 
-EVAL_LM = (
-    "Evaluate it with fairseq-eval-lm DATA --user-dir spectral_fairseq --path CKPT "
-    "--tokens-per-sample T --context-window C."
-)
+def by_eval_lm(*flags: str) -> str:
+    """The remedy for a model that fairseq itself evaluates; its task asks for ``flags`` again."""
+    command = "fairseq-eval-lm DATA --user-dir spectral_fairseq --path CKPT"
+    more = ("--tokens-per-sample T", "--context-window C", *flags)
+    return f"Evaluate it with {' '.join((command, *more))}."
 
 
 def load_language_model(
@@ -101,7 +102,7 @@ def load_language_model(
     for flag in ("--add-bos-token", "--self-target", "--past-target"):
         if settings.get(flag[2:].replace("-", "_")):
             wanted = "a language model of the next token, whose text starts with </s>"
-            raise UnsupportedError(wanted, f"one trained with {flag}", EVAL_LM)
+            raise UnsupportedError(wanted, f"one trained with {flag}", by_eval_lm(flag))
     model_settings = checkpoint_settings(checkpoint, "model")
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
@@ -112,8 +113,9 @@ def load_language_model(
     check_type(model, FairseqLanguageModel, what, remedy, CheckpointError)
     dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if len(target_dictionary) != len(dictionary):
-        found = f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)"
-        raise UnsupportedError("one dictionary for input and output", found, EVAL_LM)
+        flag = f"--output-dictionary-size {len(target_dictionary)}"
+        found = f"{len(dictionary)} words, of which it writes {len(target_dictionary)}"
+        raise UnsupportedError("one dictionary for input and output", found, by_eval_lm(flag))
     return LanguageModel(
         model.float().eval(),
         dictionary,

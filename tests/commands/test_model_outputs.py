@@ -9,7 +9,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import FairseqMultiModel
 
 from spectral_fairseq.commands import predictions as model_outputs
-from spectral_fairseq.commands.models import load_model_and_task
+from spectral_fairseq.commands.models import load_language_model, load_model_and_task
 from spectral_fairseq.commands.predictions import (
     check_memory,
     measure_outputs,
@@ -60,8 +60,11 @@ def test_fillers_beyond_the_cut_of_an_output_dictionary(tiny_lm_data, run_cli, t
         *("--optimizer", "adam", "--max-tokens", "96", "--max-update", "1", "--num-workers", "0"),
         *("--save-dir", tmp_path / "model", "--cpu"),
     )
-    _, details = measure_outputs(tmp_path / "model" / "checkpoint_last.pt", data, tokens=50)
+    path = tmp_path / "model" / "checkpoint_last.pt"
+    _, details = measure_outputs(path, data, tokens=50)
     assert details["words"] == 20
+    with pytest.raises(UnsupportedError, match="fairseq-eval-lm.* --output-dictionary-size 20"):
+        load_language_model(path, data, {})
 
 
 def test_an_adaptive_softmax_of_fairseq(train, tiny_lm_data, tmp_path):
