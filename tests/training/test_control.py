@@ -313,7 +313,10 @@ def test_a_control_follows_the_steps_that_are_taken_once_each(fused):
     if scaler is None:
         pytest.skip("this torch has no GradScaler for a CPU")
     model = Straight()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    try:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    except RuntimeError:
+        pytest.skip("this torch has no fused optimiser for a CPU")
     control = SpectrumControl(model, every=1).follow(optimizer).follow(optimizer)
     scaler = scaler("cpu", init_scale=8.0)
     before = model.lm_head.weight.detach().clone()
