@@ -282,7 +282,7 @@ class SpectrumControl:
             ConfigurationError: the optimiser does not have the table.
             UnsupportedError: before torch 2.0, whose optimisers call nobody.
         """
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # inside that of accelerate
+        optimizer = _of_torch(optimizer)
         check_trained(self.weight, optimizer.param_groups, "SpectrumControl")
         if not hasattr(optimizer, "register_step_post_hook"):
             wanted = "an optimiser of torch 2.0 or newer, which tells of its steps"
@@ -293,6 +293,10 @@ class SpectrumControl:
             followers.add(self)
             optimizer.register_step_post_hook(self._after_step)
         return self
+
+    def follows(self, optimizer: Any) -> bool:
+        """Whether :meth:`follow` was called with this optimiser."""
+        return self in _FOLLOWERS.get(_of_torch(optimizer), ())
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         # Fused optimisers are told by the scaler that they shall leave the parameters alone.
@@ -330,6 +334,11 @@ class SpectrumControl:
             remedy = "Pass what state_dict() of a SpectrumControl returned."
             raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
         self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
+
+
+def _of_torch(optimizer: Any) -> Any:
+    """The optimiser inside that of accelerate."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:

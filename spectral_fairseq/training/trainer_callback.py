@@ -92,6 +92,13 @@ class InTrainer(CallbackBase):
         if loss is not None:
             loss.check_of(model)
         self.take(model)
+        optimizer = kwargs.get("optimizer")
+        if self.control is not None and optimizer is not None and self.control.follows(optimizer):
+            raise ConfigurationError(
+                "a control that is called once after each step of the optimiser",
+                "one that follows the optimiser by itself, in SpectralCallback",
+                "Leave control.follow(optimizer) out, or the control in SpectralCallback.",
+            )
         self._stand_before_reports()
         if not keeps_states():
             refuse_old_transformers(self.control)

@@ -383,6 +383,16 @@ def test_evaluation_and_early_labels(transformers, trainer):
     assert mine == pytest.approx(plain, rel=1e-5)
 
 
+def test_a_control_that_is_called_twice_is_refused(transformers, trainer):
+    model = build(transformers)
+    made = trainer(model)
+    control = SpectrumControl(model)
+    made.add_callback(SpectralCallback(control))
+    control.follow(made.create_optimizer())
+    with pytest.raises(ConfigurationError, match="called once after each step"):
+        made.train()
+
+
 def test_new_callbacks_without_a_trainer_are_refused(transformers):
     made = SpectralTrainerCallback(None)
     arguments = SimpleNamespace(restore_callback_states_from_checkpoint=True)
