@@ -316,6 +316,9 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
         found = f"a {type(owner).__name__} that has one"
         raise UnsupportedError(wanted, found, "Use a plain table for this model.")
     owner.table = table.train(owner.training)
+    # Before a mixture, in whatever order they are put on: an optimiser's state is by this order.
+    for name in [name for name in owner._modules if name != "table"]:
+        owner._modules[name] = owner._modules.pop(name)
     for layer in uses.layers.values():
         layer._parameters["weight"] = None  # which keeps its place
         layer.__dict__["_used_table"] = (table,)

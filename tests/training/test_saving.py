@@ -125,6 +125,19 @@ def test_mixtures(transformers, tmp_path, kind, table):
     assert torch.equal(logits(copy.deepcopy(other)), logits(model))
 
 
+def test_parameters_keep_their_order(transformers, tmp_path):
+    """The state of an optimiser is kept by the order of the parameters."""
+    model = build(transformers, "llama")
+    mixture_(model, 3)
+    weight_norm_(model)
+    model.save_pretrained(tmp_path)
+    other = loaded(model, tmp_path)
+    restore_(other)
+    names = [name for name, _ in other.named_parameters()]
+    assert names == [name for name, _ in model.named_parameters()]
+    assert "lm_head.table.v" in names and "lm_head.mixture.prior.weight" in names
+
+
 def test_caps(transformers, tmp_path):
     model = build(transformers)
     fused_loss_(model, softcap=0.05)
