@@ -96,7 +96,7 @@ def ours(shape: Tuple[int, ...], *, dense: bool, mixture: bool) -> Callable[[], 
 def reference(shape: Tuple[int, ...], folder: Path, mixture: bool) -> Callable[[], None]:
     """A step as in the public ``main.py``, with the public model and loss."""
     words, dim, hidden, last, components = shape[:5]
-    module = _from(folder, "model")
+    module = module_from(folder, "model")
     sizes = ("LSTM", words, dim, hidden) + ((last,) if mixture else ())
     dropouts = (
         DROPOUT["dropout"],
@@ -108,7 +108,9 @@ def reference(shape: Tuple[int, ...], folder: Path, mixture: bool) -> Callable[[
     )
     more = (LATENT_DROPOUT, components) if mixture else ()
     model = module.RNNModel(*sizes, LAYERS, *dropouts, *more).train()
-    criterion = None if mixture else _from(folder, "splitcross").SplitCrossEntropyLoss(dim, [])
+    criterion = (
+        None if mixture else module_from(folder, "splitcross").SplitCrossEntropyLoss(dim, [])
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     tokens, targets = (part.t().contiguous() for part in batch(shape))
     hidden_state = [model.init_hidden(tokens.size(1))]
@@ -130,8 +132,8 @@ def reference(shape: Tuple[int, ...], folder: Path, mixture: bool) -> Callable[[
     return step
 
 
-def _from(folder: Path, name: str) -> Any:
-    """A module of a clone; two clones have modules of the same name."""
+def module_from(folder: Path, name: str) -> Any:
+    """A module of a clone of a public implementation; two clones have modules of the same name."""
     sys.path.insert(0, str(folder))
     try:
         for stale in ("model", "splitcross", "embed_regularize", "locked_dropout", "weight_drop"):

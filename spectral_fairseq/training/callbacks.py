@@ -158,11 +158,6 @@ class SpectralTrainerCallback(SpectralCallback):
 
 
 class SpectralLightningCallback(SpectralCallback):
-    """:class:`SpectralCallback` under the name that it has for Lightning alone.
-
-    Args:
-        control: as for :class:`SpectralCallback`.
-        **options: likewise.
-    """
+    """:class:`SpectralCallback` under the name that it has for Lightning alone."""
 
     frameworks = ("lightning", "pytorch_lightning")
