@@ -154,8 +154,10 @@ def products(shape: Tuple[int, ...], mixture: bool) -> int:
     return recurrent + components * (last + last * dim + words * dim)
 
 
-def variants(args: argparse.Namespace, shape: Tuple[int, ...]) -> Dict[str, Callable[[], None]]:
-    """What is compared on a shape."""
+def variants(
+    args: argparse.Namespace, shape: Tuple[int, ...]
+) -> Dict[str, Callable[[], Callable[[], None]]]:
+    """What is compared on a shape: name -> what builds a model and returns its step."""
     mixture = bool(shape[4])
     chosen = {
         "ours": lambda: ours(shape, dense=False, mixture=mixture),
