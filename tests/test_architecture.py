@@ -236,3 +236,20 @@ def test_no_file_has_section_banners():
         if banners
     }
     assert not found, "a second subject moves to a file of its own; docstrings carry the first"
+
+
+def texts_of_nothing(tree):
+    """Lines of texts that stand alone: neither a docstring nor behind what they describe."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for place, one in enumerate(body if isinstance(body, list) else ()):
+            value = one.value if isinstance(one, ast.Expr) else None
+            is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+            if is_text and place and not isinstance(body[place - 1], (ast.Assign, ast.AnnAssign)):
+                yield one.lineno
+
+
+def test_a_moved_constant_takes_its_text_along():
+    assert [*texts_of_nothing(ast.parse('"""a"""\nA = 1\n"""of A"""\n"""of nothing"""\n'))] == [4]
+    for path in PACKAGE.rglob("*.py"):
+        assert not [*texts_of_nothing(ast.parse(path.read_text("utf-8")))], path

@@ -95,6 +95,3 @@ def _numpy_internals() -> Any:
         except ImportError:
             continue
     raise ImportError("numpy has neither numpy._core.multiarray nor numpy.core.multiarray")
-
-
-"""Full name of a class -> the class that stands for it."""

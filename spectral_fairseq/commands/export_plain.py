@@ -34,8 +34,6 @@ from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.plugin.transformer import SpectralTransformer
 from spectral_fairseq.plugin.transformer_lm import SpectralTransformerLM
 
-"""Logits count as equal up to this difference, relative to the largest logit."""
-
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
     """Return the plain checkpoint that computes the same logits as ``checkpoint``.

@@ -26,6 +26,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.plugin.counts import building_for
 
+# Logits are equal up to this difference, over the largest of them.
 TOLERANCE = 1e-4
 
 
