@@ -34,6 +34,7 @@ from torch import Tensor
 from benchmarks.bench_awd_lstm import ALPHA, BETA, CLIP, module_from
 from benchmarks.harness import positive
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.lm.awd_lstm import Carry
 from studies.penn_treebank import ARMS, RECIPE
 from studies.translation import USER_DIR
@@ -95,6 +96,11 @@ class Peers:
 
     def weights(self, state: Dict[str, Tensor], names: Sequence[str]) -> Dict[str, Tensor]:
         """Our weights under public names, with the rows of its words."""
+        missing = [own_name(name) for name in names if own_name(name) not in state]
+        if missing:
+            wanted = "a checkpoint of the run mos, whose table is a plain one"
+            found_instead = f"one without {', '.join(missing[:3])}"
+            raise CheckpointError(wanted, found_instead, "Give checkpoint_last.pt of that run.")
         found = {name: state[own_name(name)] for name in names}
         return {
             name: one[self.rows] if name.split(".")[0] in ("encoder", "decoder") else one

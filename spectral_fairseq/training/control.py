@@ -295,8 +295,10 @@ class SpectrumControl:
         return self
 
     def follows(self, optimizer: Any) -> bool:
-        """Whether :meth:`follow` was called with this optimiser."""
-        return self in _FOLLOWERS.get(_of_torch(optimizer), ())
+        """Whether :meth:`follow` was called with this optimiser, which may be any trainer's."""
+        optimizer = _of_torch(optimizer)
+        is_of_torch = isinstance(optimizer, torch.optim.Optimizer)
+        return is_of_torch and self in _FOLLOWERS.get(optimizer, ())
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         # Fused optimisers are told by the scaler that they shall leave the parameters alone.

@@ -388,6 +388,7 @@ def test_a_control_that_is_called_twice_is_refused(transformers, trainer):
     made = trainer(model)
     control = SpectrumControl(model)
     made.add_callback(SpectralCallback(control))
+    assert not control.follows(SimpleNamespace())  # a trainer's own, which nothing can refer to
     control.follow(made.create_optimizer())
     with pytest.raises(ConfigurationError, match="called once after each step"):
         made.train()
