@@ -96,7 +96,7 @@ class Peers:
 
     def weights(self, state: Dict[str, Tensor], names: Sequence[str]) -> Dict[str, Tensor]:
         """Our weights under public names, with the rows of its words."""
-        missing = [own_name(name) for name in names if own_name(name) not in state]
+        missing = sorted({own_name(name) for name in names} - {*state})
         if missing:
             wanted = "a checkpoint of the run mos, whose table is a plain one"
             found_instead = f"one without {', '.join(missing[:3])}"
