@@ -36,7 +36,7 @@ class TrainingProgress:
         self.updates, self.ppl, self.valid_ppl = 0, "", ""
 
     def __call__(self, line: str) -> Optional[Tuple[int, str]]:
-        """See :data:`jobs.Progress`."""
+        """See :data:`studies.running.Progress`."""
         record = log_record(line)
         if record is None:
             return None

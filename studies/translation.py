@@ -208,7 +208,7 @@ class TranslationProgress:
         self.sentences = 0
 
     def __call__(self, line: str) -> Optional[Tuple[int, str]]:
-        """See :data:`jobs.Progress`."""
+        """See :data:`studies.running.Progress`."""
         if not line.startswith("S-"):  # one a sentence, however many translations follow
             return None
         self.sentences += 1

@@ -28,7 +28,7 @@ class Workers:
         self.threads = max(1, cores // self.at_once)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> None:
-        """See :func:`jobs.run_jobs`."""
+        """See :func:`studies.running.run_jobs`."""
         run_jobs(
             jobs,
             at_once=self.at_once,

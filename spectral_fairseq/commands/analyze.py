@@ -68,15 +68,15 @@ def add_report_arguments(parser: argparse.ArgumentParser, metavar: str, named: s
         "--dict",
         dest="dictionary",
         metavar="PATH",
-        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or "
-        "sentencepiece model, or from a folder with one (default: look where the checkpoint was "
-        "trained, or beside the model)",
+        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt, sentencepiece "
+        "model or its .vocab, or lines '<token> <row>', or from a folder with one (default: look "
+        "where the checkpoint was trained, or beside the model)",
     )
     add(
         "--counts",
         metavar="FILE",
         help="read word frequencies from lines '<word> <count>', from a JSON object, or from one "
-        "number for each row (text or .npy); dict.txt has its own",
+        "number for each row (text, JSON or .npy); dict.txt has its own",
     )
     _add_options(parser)
     _add_predictions(

@@ -18,9 +18,9 @@ from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
 SUBCOMMANDS: Dict[str, str] = {
     "analyze": "measure and draw the embedding space of models",
     "compare": "put the embedding spaces of several checkpoints side by side",
-    "export": "collapse a checkpoint to one that fairseq loads without this package",
+    "export": "turn a checkpoint into plain fairseq's, transformers' or CTranslate2's",
     "average": "average checkpoints, tables rather than factors",
-    "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
+    "evaluate-lm": "perplexity of a language model with a state; cache, dynamic evaluation",
     "next-words": "the most probable next words of language models, side by side",
     "flags": "list every flag that this package adds to fairseq-train",
     "user-dir": "print the installed package's folder, for fairseq's --user-dir",
@@ -52,6 +52,15 @@ class _Paragraphs(argparse.HelpFormatter):
         return text if is_said or nothing else f"{text} (default: {default})"
 
 
+def _in_usage(action: argparse.Action) -> str:
+    """What the line of usage says of an argument: nothing of an option that may be left out."""
+    if action.option_strings:
+        return f"{action.option_strings[0]} {action.metavar}" if action.required else ""
+    if action.nargs == "?":
+        return f"[{action.metavar}]"
+    return f"{action.metavar} ..." if action.nargs in ("+", "*") else str(action.metavar)
+
+
 class _Subcommand(argparse.ArgumentParser):
     """Parser of one subcommand, whose module is imported only if the command line names it."""
 
@@ -74,11 +83,8 @@ class _Subcommand(argparse.ArgumentParser):
         )
         self.add_argument(_HELP_ALL, action="help", help="show every option and exit")
         self.set_defaults(module=module)
-        named = [action for action in self._actions if not action.option_strings]
-        words = (
-            f"{action.metavar}{' ...' if action.nargs in ('+', '*') else ''}" for action in named
-        )
-        self.usage = " ".join(["%(prog)s [options]", *words])  # the list of them follows
+        words = map(_in_usage, sorted(self._actions, key=lambda one: not one.option_strings))
+        self.usage = " ".join(["%(prog)s [options]", *filter(None, words)])  # a list follows
         return super().parse_known_args(args, namespace)
 
 

@@ -104,6 +104,20 @@ def test_usage_errors(argv, ends):
     assert "usage: spectral-fairseq" in ends(*argv, rc=2)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "average [options] --output OUT CKPT ...",
+        "flags [options] [TEXT]",
+        "export [options] CKPT OUT",
+    ],
+)
+def test_the_usage_has_what_must_be_given(line, capsys):
+    with pytest.raises(SystemExit):
+        main([line.split()[0], "--help"])
+    assert f"usage: spectral-fairseq {line}\n" in capsys.readouterr().out
+
+
 def test_an_error_is_one_message_without_traceback(tmp_path, capsys):
     assert main(["export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")]) == 2
     printed = capsys.readouterr()
