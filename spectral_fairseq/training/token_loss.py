@@ -355,7 +355,7 @@ class TokenLoss:
         features = handed.features.flatten(0, -2)  # [T, d]
         # tanh(s) c is c tanh(s c / c).
         outer = 1.0 if handed.cap is None else handed.cap
-        if handed.is_scaled:
+        if handed.is_scaled or outer != 1.0:
             features = features * (handed.scale * outer)
         bias = None if layer.bias is None else layer.bias * (handed.scale * outer)
         if handed.bias is not None:

@@ -188,6 +188,7 @@ FOLLOWED = {
     "scaled by a tensor": lambda s: torch.tensor(0.3) * s,
     "biased": lambda s: s + ADDED,
     "capped": lambda s: torch.tanh(s / 2.5) * 2.5,
+    "capped at once": lambda s: torch.tanh(s) * 3.0,
     "capped otherwise": lambda s: 3 * (s * 0.5 + ADDED).tanh() * 2.0,
     "all of it": lambda s: ((2 * (ADDED + s.float()) / 4 + ADDED[None]) * 0.5).to(torch.float32),
 }
