@@ -26,16 +26,17 @@ Attention is an exception: ``cpu_attention.py``.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from functools import cache
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from functools import cache, partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from spectral_fairseq.errors import check_choice
 from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
 from spectral_fairseq.functional.processor import processor
-from spectral_fairseq.functional.settings import ONEDNN, has_onednn_setting
+from spectral_fairseq.functional.settings import FLOAT32, ONEDNN, has_onednn_setting
 
 CHOICES = ("auto", "fast", "torch")
 
@@ -134,34 +135,56 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
             go through oneDNN: attention then takes another form.
 
     Returns:
-        A function that puts everything back as it was found.
+        A function that puts everything back as it was found. Where others in this process have
+        asked for the same, in other threads, the last one does.
     """
-    undo: List[Callable[[], None]] = []
-    matmul: Any = None
-    if products.fast and _has_setting():
-        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        before = matmul.fp32_precision
-        ONEDNN.change("bf16")
-        undo.append(lambda: ONEDNN.change(before))
-    elif products.fast and hasattr(torch, "get_float32_matmul_precision"):
-        older = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("medium")
-        undo.append(lambda: torch.set_float32_matmul_precision(older))
-    if products.fast and torch.cuda.is_available():
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        undo.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32))
-    through_onednn = products.fast or (half_precision and _halves_lose_in_flash())
-    if through_onednn and has_flash_kernel():
-        # What the user has asked to go through oneDNN takes the form that was measured there.
-        amx = processor().has_amx and not products.fast
-        undo.append(choose_attention(matmul, amx))
+    asked = (products.fast, half_precision)
+    with _lock:
+        users, undo = _in_force.get(asked) or (0, _apply(*asked))
+        _in_force[asked] = (users + 1, undo)
+    pending = [asked]
 
     def restore() -> None:
+        while pending:
+            _leave(pending.pop())
+
+    return restore
+
+
+_lock = threading.Lock()
+# (fast, half precision) -> how many have asked for it, and what the last one that leaves undoes
+_in_force: Dict[Tuple[bool, bool], Tuple[int, List[Callable[[], None]]]] = {}
+
+
+def _leave(asked: Tuple[bool, bool]) -> None:
+    with _lock:
+        users, undo = _in_force.pop(asked)
+        if users > 1:
+            _in_force[asked] = (users - 1, undo)
+            return
         while undo:
             undo.pop()()
 
-    return restore
+
+def _apply(fast: bool, half_precision: bool) -> List[Callable[[], None]]:
+    """Change torch's settings, and return what undoes it, to be called from the last one on."""
+    undo: List[Callable[[], None]] = []
+    matmul: Any = None
+    if fast and _has_setting():
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        undo.append(partial(ONEDNN.change, ONEDNN.change("bf16")))
+    elif fast:
+        undo.append(partial(FLOAT32.change, FLOAT32.change("medium")))
+    if fast and torch.cuda.is_available():
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        undo.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32))
+    through_onednn = fast or (half_precision and _halves_lose_in_flash())
+    if through_onednn and has_flash_kernel():
+        # What the user has asked to go through oneDNN takes the form that was measured there.
+        amx = processor().has_amx and not fast
+        undo.append(choose_attention(matmul, amx))
+    return undo
 
 
 def _halves_lose_in_flash() -> bool:

@@ -1,4 +1,4 @@
-"""Settings of torch that hold for all threads, and that single calls need otherwise meanwhile."""
+"""Process-wide settings of torch that some calls have to change for their duration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Setting:
-    """One of them.
+    """A process-wide setting of torch, changed while at least one call needs it.
 
     Calls that need another value may be made in several threads at once, and a backward pass after
     everything else has ended. The first call that enters changes the setting, and the last one that
@@ -28,20 +28,23 @@ class Setting:
         self._inside = 0
         self._outside: Tuple[Any, ...] = ()  # what holds outside, while there are calls inside
 
-    def change(self, value: Any) -> None:
-        """Change what holds outside of such calls."""
+    def change(self, value: Any) -> Any:
+        """Change what holds outside of such calls, and return what held there."""
         with self._lock:
             if self._outside:
-                self._outside = (value,)
+                (before,), self._outside = self._outside, (value,)
             else:
+                before = self._get()
                 self._set(value)
+        return before
 
     def enter(self, value: Any) -> None:
         """Begin a call that needs this value; :meth:`leave` ends it, perhaps in another thread."""
         with self._lock:
             if not self._outside:
-                self._outside = (self._get(),)
-                self._set(value)
+                found = self._get()
+                self._set(value)  # which torch may refuse
+                self._outside = (found,)
             self._inside += 1
 
     def leave(self) -> None:

@@ -77,6 +77,19 @@ def test_everything_is_put_back_as_it_was_found(fast):
     assert state() == before
 
 
+def test_blocks_that_overlap_put_it_back_when_the_last_one_ends():
+    """As in two threads; each put back what it had found, which was the other one's."""
+    before = state()
+    first, second = (using_products(Products(True, "")) for _ in range(2))
+    first.__enter__()
+    inside = state()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert state() == inside != before
+    second.__exit__(None, None, None)
+    assert state() == before
+
+
 def test_attention_takes_its_other_form_beside_onednn(on):
     if not has_flash_kernel():
         pytest.skip("this torch has no flash attention for CPUs to switch")

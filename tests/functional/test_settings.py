@@ -1,5 +1,6 @@
 """Settings of torch that single calls need otherwise, in several threads at once."""
 
+import pytest
 import torch
 
 from spectral_fairseq.functional.settings import FLASH, FLOAT32, ONEDNN, Setting, has_onednn_setting
@@ -34,6 +35,22 @@ def test_what_is_set_meanwhile_holds_afterwards():
         assert held == ["ieee"]
     assert held == ["none"]
     setting.change("bf16")
+    assert held == ["bf16"]
+
+
+def test_a_value_that_is_refused_changes_nothing():
+    held = ["bf16"]
+
+    def put(new):
+        if new == "unknown":
+            raise RuntimeError("no such precision")
+        held[0] = new
+
+    setting = Setting(lambda: held[0], put)
+    with pytest.raises(RuntimeError), setting.held("unknown"):
+        pass
+    with setting.held("ieee"):
+        assert held == ["ieee"]
     assert held == ["bf16"]
 
 
