@@ -19,7 +19,9 @@ from spectral_fairseq.checkpoints.saved import weights_file
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
+from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import joined_state
+from spectral_fairseq.training.layer_mixins import take_off
 from spectral_fairseq.training.losses import (
     check_has_plain_form,
     fused_loss_,
@@ -29,7 +31,7 @@ from spectral_fairseq.training.losses import (
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers, wrapped
 from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
 from spectral_fairseq.training.tables import factor_, weight_norm_
-from spectral_fairseq.training.token_loss import TokenLoss
+from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
 
 _TABLES: Dict[str, Any] = {"weight-norm": weight_norm_, "svd": factor_}
 
@@ -77,26 +79,50 @@ def restore_(
                 f"delete `{RECORD}` from its config.json.",
             )
     _check_unchanged(model, entries)
-    layer: Any = output_layer(model)
-    weight = layer.weight
-    if "table" in record:
-        settings = dict(record["table"])
-        _TABLES[settings.pop("kind")](model, **settings)
+    weight: Any = output_layer(model).weight
     try:
+        if "table" in record:
+            settings = dict(record["table"])
+            _TABLES[settings.pop("kind")](model, **settings)
         loss = _loss_on(model, record, options)
-    except Exception:
-        if "table" in record:  # the loss is refused, and the model stays as it was loaded
-            plain_(model)
-            layer.weight.data.copy_(weight)
-            setattr(config, RECORD, record)
+        _load_entries(model, entries)
+    except Exception:  # what is refused leaves the model as it was loaded
+        _take_off(model, weight)
+        setattr(config, RECORD, record)
         raise
-    needed = [name for name in model.state_dict() if ".table." in name or ".mixture." in name]
+    return loss
+
+
+def _load_entries(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
+    """Give tables and mixtures what they were saved with.
+
+    Raises:
+        CheckpointError: an entry is missing, or has another shape.
+    """
+    wanted = "the entries of the methods that the model's settings name"
+    state = model.state_dict()
+    needed = [name for name in state if ".table." in name or ".mixture." in name]
     missing = [name for name in needed if name not in entries]
     if missing:
-        wanted = "the entries of the methods that the model's settings name"
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
+    for name in needed:
+        shape, there = tuple(state[name].shape), tuple(entries[name].shape)
+        if shape != there:
+            raise CheckpointError(f"{wanted}; {name} of shape {shape}", f"{there}", _AS_SAVED)
     model.load_state_dict({name: entries[name] for name in needed}, strict=False)
-    return loss
+
+
+def _take_off(model: nn.Module, weight: Tensor) -> None:
+    """Take off what was put on, also what no plain model has, and give ``weight`` back."""
+    for layer in model.modules():
+        if isinstance(layer, MixtureLayer):
+            take_off(layer, MixtureLayer)
+            del layer.mixture
+        if isinstance(layer, KeepsHiddenStates):
+            layer.__dict__.pop("softcap", None)
+    plain_(model)
+    layer: Any = output_layer(model)
+    layer.weight.data.copy_(weight)
 
 
 def _loss_on(

@@ -285,3 +285,44 @@ def test_a_refused_loss_leaves_the_model_as_it_was_loaded(transformers, tmp_path
         assert all(torch.equal(before[name], one) for name, one in plain.state_dict().items())
     assert isinstance(restore_(plain), TokenLoss)
     assert torch.equal(logits(plain), logits(model))
+
+
+@pytest.mark.parametrize(
+    "table, method",
+    [
+        (weight_norm_, None),
+        (factor_, None),
+        (None, mixture_),
+        (weight_norm_, mixture_),
+        (factor_, fused_loss_),
+    ],
+)
+@pytest.mark.parametrize("damage", ["missing", "of another shape"])
+def test_a_damaged_file_leaves_the_model_as_it_was_loaded(
+    transformers, tmp_path, table, method, damage
+):
+    """The methods stayed on it, with entries that were made up."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = build(transformers)
+    if table is not None:
+        table(model)
+    if method is not None:
+        method(model, **({"components": 2} if method is mixture_ else {"softcap": 3.0}))
+    step(model).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    entries = safetensors.load_file(file)
+    own = [name for name in entries if ".table." in name or ".mixture." in name]
+    last = entries.pop(own[-1])
+    if damage == "of another shape":
+        entries[own[-1]] = torch.cat([last, last])
+    safetensors.save_file(entries, file, {"format": "pt"})
+    plain = loaded(model, tmp_path)
+    kinds = [type(layer) for layer in plain.modules()]
+    before = {name: one.clone() for name, one in plain.state_dict().items()}
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="entries of the methods"):
+            restore_(plain)
+    assert [type(layer) for layer in plain.modules()] == kinds
+    state = plain.state_dict()
+    assert list(state) == list(before)
+    assert all(torch.equal(before[name], one) for name, one in state.items())
