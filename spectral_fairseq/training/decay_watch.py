@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import (
-    Any,
-)
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.errors import (
-    ConfigurationError,
-)
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.methods.groups import undecayed_parameters
 
 # The tables that factor_ has made, and copies: it is checked how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
-_checked: WeakSet[Any] = WeakSet()
+# Optimiser -> what it and the tables were like when it was checked.
+_checked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def check_decay(optimizer: Any) -> None:
@@ -48,9 +45,13 @@ def check_decay(optimizer: Any) -> None:
 
 
 def _before_step(optimizer: Any, *_: Any) -> None:
-    if FACTORED and optimizer not in _checked:
+    if not FACTORED:
+        return
+    groups = getattr(optimizer, "param_groups", ())
+    now = len(FACTORED), [(len(one["params"]), one.get("weight_decay")) for one in groups]
+    if _checked.get(optimizer) != now:
         check_decay(optimizer)
-        _checked.add(optimizer)
+        _checked[optimizer] = now
 
 
 @functools.cache

@@ -141,8 +141,9 @@ class HiddenStates:
             torch.device(name) for name in arguments if isinstance(name, (str, torch.device))
         ]
         devices += [tensor.device for tensor in arguments if isinstance(tensor, Tensor)]
-        if any(device != self.device for device in devices):
-            raise _Refused("to another device")
+        for device in devices:  # "cuda" is this one too, whichever its number
+            if device.type != self.device.type or device.index not in (None, self.device.index):
+                raise _Refused("to another device")
         return self
 
     def __mul__(self, other: Any) -> HiddenStates:

@@ -94,6 +94,25 @@ def test_an_optimiser_that_lets_the_factors_decay_is_refused_before_its_first_st
     decayed(other, torch.optim.AdamW(other.parameters(), lr=0.1, weight_decay=0.1))
 
 
+@pytest.mark.parametrize("change", ["another decay", "another group"])
+def test_an_optimiser_that_is_changed_is_looked_at_again(change):
+    """It was looked at before its first step alone."""
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        pytest.skip("this torch tells nobody of the steps of an optimiser")
+    model, other = Model(), Model()
+    factor_(model)
+    first = {"another decay": model, "another group": other}[change]
+    decay = {"another decay": 0.0, "another group": 0.1}[change]
+    optimizer = torch.optim.AdamW(first.parameters(), lr=0.1, weight_decay=decay)
+    decayed(first, optimizer)
+    if first is model:
+        optimizer.param_groups[0]["weight_decay"] = 0.1
+    else:
+        optimizer.add_param_group({"params": list(model.parameters())})
+    with pytest.raises(ConfigurationError, match="act three times"):
+        decayed(model, optimizer)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_of_a_model_is_refused_too(copied):
     if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
