@@ -34,8 +34,8 @@ from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.options import Option
 
-# The square of the share of a matrix by which a table may differ from it and be called equal.
-_AS_FAR = 1e-10
+# Largest squared relative error at which a table counts as equal to a matrix.
+_LARGEST_ERROR = 1e-10
 AnyTable = TypeVar("AnyTable", bound="Table")
 
 
@@ -166,7 +166,7 @@ class Table(nn.Module):
             **options: the constructor's other arguments.
         """
         table = cls(weight.size(0), weight.size(1), padding_idx, **options)
-        table.load_state_dict(table.factor(widened(weight)))
+        table.load_state_dict(table.factor_exactly(widened(weight), "the matrix"))
         return table
 
     def vectors(self, words: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class Table(nn.Module):
                 float((self.dense_rows(entries, some, weight.dtype) - weight[some]).square().sum())
                 for some in rows.split(BLOCK_ROWS)
             )
-            if apart > _AS_FAR * float(weight.square().sum()):
+            if apart > _LARGEST_ERROR * float(weight.square().sum()):
                 share = (apart / float(weight.square().sum())) ** 0.5
                 raise CheckpointError(
                     f"{name} to equal a {self.kind} table",

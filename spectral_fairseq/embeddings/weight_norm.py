@@ -216,15 +216,17 @@ class WeightNormEmbedding(FactoredEmbedding):
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of W_k = g_k v_k / ||v_k||, shape (n, d); a zero v_k gives a zero row."""
         v, g = entries["v"][rows].to(dtype), entries["g"][rows].to(dtype)
-        lengths = torch.linalg.vector_norm(v, dim=1).clamp(min=MIN_LENGTH)
-        return v * (g / lengths).unsqueeze(1)
+        # As the table divides that stores them, whatever the type of this arithmetic.
+        half = entries["v"].dtype == torch.float16
+        shortest = MIN_LENGTH_FLOAT16 if half else MIN_LENGTH
+        return v * (g.unsqueeze(1) / _lengths(v, shortest, shortest))
 
     def norms(self) -> Tensor:
         """||W_k|| = |g_k|, float32, shape (N,)."""
         return self.g.float().abs()
 
     def set_epoch(self, epoch: int) -> None:
-        """Take note of the epoch that begins, counted from 1; fairseq calls this.
+        """Take note of the epoch that begins, counted from 1; whoever trains the table calls this.
 
         The schedule has no other state, so a resumed run continues where it stopped.
         """

@@ -215,7 +215,7 @@ def build_table(
         # fairseq writes into ``weight.data``, which has no effect on a matrix that is computed.
         dense = nn.Embedding(len(dictionary), dim, _weight=table.weight.detach().clone())
         utils.load_embedding(utils.parse_embedding(path), dictionary, dense)
-        table.load_state_dict(table.factor(dense.weight))
+        table.load_state_dict(table.factor_exactly(dense.weight, path))
     return table
 
 

@@ -215,10 +215,13 @@ def weight_norm_(
         table = WeightNormEmbedding(words, dim, None, uses.padding, counts=counts_, **settings)
         _load(table, uses)
         if counts_ is not None:
+            lengths = table.g.detach().clone()
             directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
             table.reset_parameters(counts_)
+            padding = list(uses.padding)  # which keep their vectors, of no length usually
             with torch.no_grad():
                 table.v.copy_(init_range * (dim / 3) ** 0.5 * directions)
+                table.g[padding] = lengths[padding]
         return table
 
     return _put_table_on(model, make, "weight_norm_")
@@ -302,7 +305,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 def _load(table: FactoredEmbedding, uses: Uses) -> None:
     table.to(device=uses.weight.device, dtype=uses.weight.dtype)
     if not uses.weight.is_meta:
-        table.load_state_dict(table.factor(uses.weight))
+        table.load_state_dict(table.factor_exactly(uses.weight, "the table"))
 
 
 def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -> AnyTable:

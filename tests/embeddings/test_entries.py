@@ -153,3 +153,13 @@ def test_a_plain_checkpoint_is_not_replaced_by_the_nearest_table():
         {name: state[f"table.{name}"] for name in "AB"}, torch.arange(WORDS), torch.float32
     )
     torch.testing.assert_close(found, weight, rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_is_not_made_of_a_matrix_that_it_only_comes_near():
+    """It would be another matrix, in silence."""
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(CheckpointError, match="the matrix to equal a low-rank table.*away"):
+        LowRank.from_dense(weight, 1)
+    near = weight[:, :RANK] @ torch.randn(RANK, 64)
+    made = LowRank.from_dense(near, 1)
+    torch.testing.assert_close((made.A @ made.B.t()).detach(), near, rtol=1e-3, atol=1e-3)

@@ -90,6 +90,17 @@ def test_padding_row_is_zero_in_half_precision(dtype):
     torch.testing.assert_close(module.weight.float(), table().weight, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT16, torch.bfloat16, torch.float32])
+def test_a_short_direction_is_read_as_the_table_divides_by_it(dtype):
+    """Files, exports and averages divided by a length that the model bounds in float16."""
+    module = table().to(dtype)
+    with torch.no_grad():
+        module.v[3] = 2e-5
+    entries = {name: module.state_dict()[name] for name in module.entries}
+    read = WeightNormEmbedding.dense_rows(entries, torch.arange(37), torch.float32)
+    torch.testing.assert_close(read, module.weight.float(), rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("gamma, tau", [(0.1, 100), (0.0, 3), (1.0, 5), (0.3, 2.5)])
 def test_schedule_equals_equation_10(gamma, tau):
     for epoch in (0, 1, 2, 3, 50, 100, 101, 1000):

@@ -123,6 +123,20 @@ def test_lengths_from_counts_keep_the_directions(transformers):
     torch.testing.assert_close(table.v.norm(dim=1), torch.full((WORDS,), 0.3 * (DIM / 3) ** 0.5))
 
 
+@pytest.mark.parametrize("zero", [True, False])
+def test_lengths_from_counts_leave_the_padding_as_it_is(zero):
+    """The look-up of padding, which begins at zero and gets no gradient, became a vector."""
+    embed, lm_head = nn.Embedding(WORDS, DIM, 3), nn.Linear(DIM, WORDS, bias=False)
+    lm_head.weight = embed.weight
+    if not zero:
+        nn.init.normal_(embed.weight[3:4])
+    before = embed.weight[3].detach().clone()
+    model = nn.ModuleDict({"embed": embed, "lm_head": lm_head})
+    weight_norm_(model, [*range(1, WORDS), 1], sigma=0.2)
+    torch.testing.assert_close(embed.weight[3].detach(), before)
+    torch.testing.assert_close(embed(torch.tensor([3]))[0].detach(), before)
+
+
 @pytest.mark.parametrize("kind", METHODS)
 def test_copies_and_files_keep_one_table(transformers, kind):
     model = build(transformers)
