@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -229,8 +230,20 @@ def _dictionaries(
     if "encoder" not in dictionaries:
         return target, target, None
     source = dictionaries["encoder"]
-    languages = tuple(words.path.name.split(".")[1] for words in (source, target))
-    return source, target, languages  # type: ignore[return-value]
+    return (
+        source,
+        target,
+        (_language(checkpoint, source, "source"), _language(checkpoint, target, "target")),
+    )
+
+
+def _language(checkpoint: Dict[str, Any], words: Any, side: str) -> str:
+    """The language of a side: that of the training, else that in the name of its dictionary."""
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings
+
+    named = checkpoint_settings(checkpoint, "task").get(f"{side}_lang")
+    in_name = re.fullmatch(r"dict\.(.+)\.txt", words.path.name)
+    return str(named or (in_name[1] if in_name else side))
 
 
 def _figures(check: Any) -> Dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.commands import export as subcommand
 from spectral_fairseq.commands import export_huggingface as writer
@@ -169,6 +170,22 @@ def test_symbols_that_a_task_appends_belong_to_the_dictionaries_of_a_folder(tmp_
         arguments = argparse.Namespace(data=data, checkpoint="")
         target, *_ = subcommand._dictionaries(arguments, {"cfg": {"task": task}, "model": model})
         assert len(target.symbols) == 62 and target.symbols[-1] == "<mask>"
+
+
+@pytest.mark.parametrize(
+    "file, task, languages",
+    [
+        ("dict.txt", {"source_lang": "de", "target_lang": "en"}, ("de", "en")),
+        ("dict.txt", {}, ("source", "target")),
+        ("dict.zh-Hant.txt", {"target_lang": "en"}, ("zh-Hant", "en")),
+        ("words", {"fixed_dictionary": "words"}, ("source", "target")),
+    ],
+)
+def test_languages_are_those_of_the_training(file, task, languages):
+    """They were the second part of the name of the dictionary, such as txt."""
+    checkpoint, words = {"cfg": {"task": task}}, WordList(Path(file), [], [])
+    sides = ("source", "target")
+    assert tuple(subcommand._language(checkpoint, words, side) for side in sides) == languages
 
 
 def test_nothing_is_left_of_a_model_with_other_logits(
