@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -26,6 +27,8 @@ from spectral_fairseq.formats.table import StoredTable, read_table
 from spectral_fairseq.formats.which_table import Choice, choose
 from spectral_fairseq.formats.words import words_of
 from spectral_fairseq.functional.spectrum_penalty import Prior
+from spectral_fairseq.methods.prior import OPTIONS, prior_of
+from spectral_fairseq.options import arguments
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
@@ -77,7 +80,7 @@ def analyse_model(
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
-    prior = prior_of(opened.checkpoint, chosen)
+    prior = recorded_prior(opened.checkpoint, chosen)
     measured = measure_table(chosen, options, words, prior, progress)
     result = {
         "path": None if opened.file is None else opened.name,
@@ -241,23 +244,17 @@ def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:
     return (path.parent / path.stem).parts or (".",)
 
 
-def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prior]:
+def recorded_prior(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prior]:
     """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
     model = checkpoint_settings(checkpoint, "model")
-    kind = model.get("spectrum_prior")
-    if table.kind != "svd" or not kind:
+    if table.kind != "svd" or not model.get("spectrum_prior"):
         return None
-    c1, gamma = model.get("spectrum_c1"), model.get("spectrum_gamma")
+    given = {one.name: model.get(one.name, one.default) for one in OPTIONS}
     try:
-        return Prior(
-            str(kind),
-            None if c1 in (None, "auto") else float(c1),
-            float(model.get("spectrum_c2") or 0.0),
-            None if gamma is None else float(gamma),
-        )
+        return prior_of(arguments(OPTIONS, SimpleNamespace(**given)))
     except (ConfigurationError, TypeError, ValueError) as error:
         raise CheckpointError(
             "the name and numbers of a prior in the checkpoint's settings spectrum_*",
-            f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",
+            ", ".join(f"{name} {value!r}" for name, value in given.items()),
             "Use a checkpoint that trained.",
         ) from error

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.results import analyse_model, document, labels_for, prior_of
+from spectral_fairseq.analysis.results import analyse_model, document, labels_for, recorded_prior
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior
@@ -68,14 +68,16 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     table = extracted(model)
     for kind in PRIORS:
         flags = {**SC, "spectrum_prior": kind}
-        prior = prior_of({"cfg": {"model": flags}}, table)
+        prior = recorded_prior({"cfg": {"model": flags}}, table)
         assert prior == SVDEmbedding(61, 6, 1, prior=kind).prior_settings == Prior(kind)
     flags = {**SC, "spectrum_c1": "7.5", "spectrum_gamma": 0.3}
-    assert prior_of({"cfg": {"model": flags}}, table).c1 == 7.5
-    assert prior_of({"cfg": {"model": flags}}, table).gamma == 0.3
-    assert prior_of({"cfg": {"model": {}}}, table) is None
+    assert recorded_prior({"cfg": {"model": flags}}, table).c1 == 7.5
+    assert recorded_prior({"cfg": {"model": flags}}, table).gamma == 0.3
+    assert recorded_prior({"cfg": {"model": {}}}, table) is None
+    older = {name: value for name, value in SC.items() if name != "spectrum_c2"}
+    assert recorded_prior({"cfg": {"model": older}}, table).c2 == Prior.c2
     table.kind = "plain"
-    assert prior_of({"cfg": {"model": SC}}, table) is None
+    assert recorded_prior({"cfg": {"model": SC}}, table) is None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
 def test_a_prior_that_cannot_be(changed):
     table = extracted(entries(with_padding(cone()), "svd"))
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
-        prior_of({"cfg": {"model": {**SC, **changed}}}, table)
+        recorded_prior({"cfg": {"model": {**SC, **changed}}}, table)
 
 
 def test_what_has_no_end_is_not_hashed(tmp_path):
