@@ -7,9 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import (
-    Sequence,
-)
+from typing import Sequence
 
 import torch
 

@@ -34,7 +34,7 @@ class Measure:
         compute: the value for one table, None where it does not apply; None for a measure of
             predictions or translations, which :mod:`commands` adds under this key.
         random: the value to be expected of a random table of the same shape and row length
-            (:mod:`spectral_fairseq.functional.ranks`); None where it is unknown.
+            (:mod:`spectral_fairseq.functional.random_spectrum`); None where it is unknown.
         better: ``high`` or ``low`` values are nearer to isotropy; empty for neither.
         unit: empty for a pure number.
         headline: whether the report opens with it.

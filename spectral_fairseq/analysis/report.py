@@ -19,9 +19,7 @@ from spectral_fairseq.analysis.drawing import Picture
 from spectral_fairseq.analysis.plots import MOST_CURVES, OPENING
 from spectral_fairseq.analysis.selection import MOST_VERDICTS, spread
 from spectral_fairseq.analysis.wording import headline_with_figures, verdict, warnings
-from spectral_fairseq.errors import (
-    needs_extra,
-)
+from spectral_fairseq.errors import needs_extra
 
 
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:

@@ -12,9 +12,7 @@ from spectral_fairseq.embeddings.entries import (
     factored_kind,
     same_table,
 )
-from spectral_fairseq.errors import (
-    NoEquivalentError,
-)
+from spectral_fairseq.errors import NoEquivalentError
 
 # What plain fairseq itself stores for a table and for an output layer.
 PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))

@@ -10,9 +10,7 @@ import ast
 import operator
 from typing import Any, Callable, Dict, Type
 
-from spectral_fairseq.errors import (
-    ConfigurationError,
-)
+from spectral_fairseq.errors import ConfigurationError
 
 MAX_CHARACTERS = 1_000_000
 MAX_ITEMS = 1_000_000  # of all repeated and joined lists, tuples and strings

@@ -251,7 +251,7 @@ _STAND_INS_ALLOWED = threading.Lock()  # one thread ends what another would stil
 def torch_load(file: Any, **options: Any) -> Any:
     """``torch.load`` that never runs code from the file; see Note [Two safe readers].
 
-    Plain objects of fairseq come as stand-ins; see :mod:`spectral_fairseq.checkpoints.allowed`.
+    Plain objects of fairseq come as stand-ins; see :mod:`spectral_fairseq.checkpoints.stand_ins`.
 
     Args:
         file: a path or an open file.

@@ -9,9 +9,7 @@ from spectral_fairseq.commands.lm_options import (
     DynamicOptions,
     TuneOptions,
 )
-from spectral_fairseq.errors import (
-    ConfigurationError,
-)
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.grid_search import (
     CACHE_THETAS,
     CACHE_WEIGHTS,

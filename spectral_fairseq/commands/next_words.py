@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Sequence
+from typing import Any, Dict, Sequence
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.arguments import add_no_verify
@@ -17,9 +17,6 @@ from spectral_fairseq.errors import (
     listed,
     printable,
 )
-
-if TYPE_CHECKING:
-    pass
 
 DESCRIPTION = """\
 The most probable next words of one or several language models after each of your sentences, side

@@ -19,9 +19,7 @@ from spectral_fairseq.checkpoints.reading import (
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.errors import (
-    SpectralFairseqError,
-)
+from spectral_fairseq.errors import SpectralFairseqError
 
 
 @wrapping

@@ -19,9 +19,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 from spectral_fairseq.checkpoints.literals import literal
 from spectral_fairseq.compat.patching import Patch
-from spectral_fairseq.errors import (
-    ConfigurationError,
-)
+from spectral_fairseq.errors import ConfigurationError
 
 PACKAGES = ("fairseq", "fairseq_cli")
 

@@ -13,15 +13,11 @@ from typing import Any
 import torch
 
 from spectral_fairseq.checkpoints.allowed import allowed_globals
-from spectral_fairseq.checkpoints.reading import (
-    torch_load,
-)
+from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.checkpoints.settings import check_settings
 from spectral_fairseq.checkpoints.stand_ins import restored
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
-from spectral_fairseq.errors import (
-    CheckpointError,
-)
+from spectral_fairseq.errors import CheckpointError
 
 # The modules that call torch.load; those of speech are not imported by every fairseq.
 _LOADERS = (

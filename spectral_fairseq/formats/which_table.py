@@ -284,11 +284,7 @@ class Matrices:
         return found
 
     def only_matrix(self) -> Optional[str]:
-        """The name of the only matrix; None if there are several or none.
-
-        Raises:
-            CheckpointError: another one with as many rows is stored, but cannot be read.
-        """
+        """The name of the only matrix; None if there are several or none."""
         names = [key for key, value in self.tensors.items() if value.dim() == 2]
         return names[0] if len(names) == 1 else None
 

@@ -67,7 +67,7 @@ class BlockwiseSpectrum:
         check_shape("a block", block, (len(block), self.columns), remedy, DataError)
         self.rows += block.size(0)
         if self._tall:
-            self._gram = self._gram.to(block.device)  # which it is on from the first block on
+            self._gram = self._gram.to(block.device)  # moves it once, at the first block
             accumulate_gram(self._gram, block.double())
         else:
             self._kept.append(block)

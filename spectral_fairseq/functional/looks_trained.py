@@ -18,9 +18,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.row_blocks import (
-    rows_outside,
-)
+from spectral_fairseq.functional.row_blocks import rows_outside
 from spectral_fairseq.functional.row_norms import row_lengths
 
 _DRAWN_SPREAD = 2.5

@@ -170,7 +170,10 @@ class _BatchLoss:
         self.entropy[block.part] = block.entropy[: block.real]
 
     def _counted(self, block: BlockSoftmax, plain_nll: Tensor) -> Tensor:
-        """Return the weight of each row, 1 without weights; 0 for those that only fill up."""
+        """Return the weight of each row, 1 without weights; 0 for those that only fill up.
+
+        The weights of tokens are kept, and multiply the gradients of their margins.
+        """
         part, size = block.part, len(block.rows)
         if not self.weighted:
             return padded(block.rows.new_ones(block.real, dtype=self.dtype), size)

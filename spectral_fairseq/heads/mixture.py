@@ -33,6 +33,7 @@ from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
 from spectral_fairseq.functional.mixture_loss import (
+    SMALLEST_LINEAR,
     log_mixture,
     mixture_cross_entropy,
 )
@@ -205,12 +206,13 @@ class MixtureHead(Head):
         )
 
 
-def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
+def mix_scores(scores: Tensor, log_prior: Tensor, smallest: float = SMALLEST_LINEAR) -> Tensor:
     """Return the log-mixture of the experts' scores, all of which are held at once.
 
     Args:
         scores: W h_k + b, shape (t, K, N).
         log_prior: log pi, shape (t, K).
+        smallest: probability above which linear space is exact.
 
     Returns:
         Shape (t, N), in float32 (float64 for float64 input).
@@ -220,9 +222,9 @@ def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
     log_prior = log_prior.to(scores.dtype)
     probabilities = torch.softmax(scores, -1)
     mixture = torch.bmm(log_prior.exp().unsqueeze(1), probabilities).squeeze(1)  # [t, N]
-    # Note [Linear space where it is exact] in functional/mixture_loss.py says why; TorchScript
-    # does not read module constants.
-    if mixture.numel() == 0 or float(mixture.amin()) > 1e-30:
+    # Note [Linear space where it is exact] in functional/mixture_loss.py says why. The bound is a
+    # default because TorchScript does not see the module's constants.
+    if mixture.numel() == 0 or float(mixture.amin()) > smallest:
         return mixture.log()
     joint = torch.log_softmax(scores, -1) + log_prior.unsqueeze(-1)
     return torch.logsumexp(joint, 1)

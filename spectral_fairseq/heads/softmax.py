@@ -18,7 +18,7 @@ from spectral_fairseq.options import Option
 def softmax_loss(
     head: Head, features: Tensor, targets: Tensor, epsilon: float, **options: Any
 ) -> Losses:
-    """The loss of one softmax over a head's table, of features or of one context each.
+    """The loss of one softmax over a head's table, of features or one mixed context for each token.
 
     Args:
         head: with a ``bias``, or ``None`` for it.

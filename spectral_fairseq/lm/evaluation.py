@@ -75,7 +75,7 @@ class StreamReader:
             yield streams.segment(begin, size, range(self.streams))
 
     def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:
-        """Run the model on one segment from the state in ``carry``, which each pass has anew."""
+        """Run the model on a segment, from the state in ``carry``, and leave the new one there."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)
         output = self.model(tokens, src_lengths=counted.sum(1), carry=carry)

@@ -11,7 +11,8 @@ from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.functional.table_control import counted_norm
 
-OPTIONS = SVDEmbedding.options  # which knows its own prior; of any other table it is asked for
+# An SVD table has its own prior; that of other tables is given by the same options.
+OPTIONS = SVDEmbedding.options
 
 
 def prior_of(arguments: Mapping[str, Any]) -> Prior:

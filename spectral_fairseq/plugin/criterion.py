@@ -23,9 +23,7 @@ from spectral_fairseq.errors import (
     check_range,
 )
 from spectral_fairseq.functional.blocks import smoothing_weights
-from spectral_fairseq.methods.penalties import (
-    AN_SVD_TABLE,
-)
+from spectral_fairseq.methods.penalties import AN_SVD_TABLE
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import control, likelihood, likelihood_choice

@@ -44,7 +44,7 @@ _PARTS = (
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when they are used: fairseq's plugin needs the rule of the control alone.
+    # Imported when they are used.
     if name in __all__:
         # transformers is imported next, and would fail beside a torchaudio of another build.
         if importlib.util.find_spec("transformers") is not None:

@@ -124,7 +124,7 @@ class SpectrumControl:
             it is.
         prior: ``exponential`` or ``polynomial``; with ``c1``, ``c2`` and ``gamma`` as of
             :class:`~spectral_fairseq.functional.spectrum_penalty.Prior`. An automatic ``c1``
-            refers to the norm that the table has when this object is made.
+            refers to the norm that the table has when it is bound.
         excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
             look-ups that share the table; pass ``()`` where that row is a word too, such as the
             end of a text.
@@ -311,7 +311,7 @@ class SpectrumControl:
         """The change that is due to a matrix, which is not yet applied.
 
         Args:
-            weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
+            weight: the table, shape (N, d).
             rate: as for :meth:`step`.
         """
         part, excluded = _part(weight, self.excluded)

@@ -80,7 +80,7 @@ class TablePenalty:
     """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
 
     Add it to a mean loss per token, or pass it as ``penalty`` of
-    :func:`~spectral_fairseq.training.losses.fused_loss_`; see Note [One scale] there.
+    :func:`~spectral_fairseq.training.losses.fused_loss_`; see ``token_loss.py``, Note [One scale].
 
     Args:
         model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
@@ -93,7 +93,7 @@ class TablePenalty:
             ``gamma`` of ``spectrum`` for a table without factors. Of a table of ``factor_`` the
             singular values are the learned ones; ``orthogonality``, the sum of the squared
             distances of U'U and V'V from I, is for such a table only. An automatic ``c1`` refers to
-            the norm that the table has when this object is made.
+            the norm that the table has when it is bound.
 
     Raises:
         ConfigurationError: an unknown name, a value outside its range, a row that is not in the
