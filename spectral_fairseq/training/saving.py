@@ -121,8 +121,8 @@ def _take_off(model: nn.Module, weight: Tensor) -> None:
         if isinstance(layer, KeepsHiddenStates):
             layer.__dict__.pop("softcap", None)
     plain_(model)
-    layer: Any = output_layer(model)
-    layer.weight.data.copy_(weight)
+    plain: Any = output_layer(model).weight
+    plain.data.copy_(weight)
 
 
 def _loss_on(
