@@ -34,7 +34,7 @@ from spectral_fairseq.functional.row_norms import row_lengths, rows_from
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff
 from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.functional.untrained_rows import untrained_rows
-from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 
 COSINE_BINS = 100
 # The squares of squared lengths are numbers in float64 down to here. No table of float32 has

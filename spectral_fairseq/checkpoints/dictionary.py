@@ -16,7 +16,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import DataError, check_enough, listed
 from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
-from spectral_fairseq.functional.weight_norm_penalty import were_counted
+from spectral_fairseq.functional.word_counts import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"

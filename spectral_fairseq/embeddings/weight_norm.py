@@ -24,7 +24,7 @@ from spectral_fairseq.errors import check_count, check_range
 from spectral_fairseq.functional.autograd import hook, without_row
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from spectral_fairseq.options import Option
 
 # Lower bound on ||v||, to avoid division by zero.

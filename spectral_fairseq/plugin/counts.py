@@ -19,7 +19,7 @@ from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.functional.weight_norm_penalty import (
+from spectral_fairseq.functional.word_counts import (
     not_counted,
     smoothed_log_counts,
     were_counted,

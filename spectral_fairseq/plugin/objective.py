@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from spectral_fairseq.methods import prior
 from spectral_fairseq.methods.penalties import (
     PENALTIES,

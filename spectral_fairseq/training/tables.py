@@ -42,7 +42,7 @@ from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_repair import NOISE, new_rows, rows_to_repair
 from spectral_fairseq.functional.spectrum_penalty import check_rank
-from spectral_fairseq.functional.weight_norm_penalty import fault_of_counts
+from spectral_fairseq.functional.word_counts import fault_of_counts
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.decay_watch import watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
 
-from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from spectral_fairseq.plugin.counts import training_counts
 from studies.evidence.corpora import EvaluationSet
 from studies.evidence.grid import Study

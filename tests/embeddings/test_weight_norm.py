@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradient_scale
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.weight_norm_penalty import smoothed_log_counts
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from tests.capabilities import FLOAT16
 from tests.embeddings.test_tables import COUNTS, FILLERS, PAD, dense
 from tests.reference import row_penalties as reference

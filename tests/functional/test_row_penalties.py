@@ -1,22 +1,16 @@
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.activation_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
 from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.weight_norm_penalty import (
-    log_count_target,
-    smoothed_log_counts,
-    weight_norm_penalty,
-    were_counted,
-)
+from spectral_fairseq.functional.weight_norm_penalty import log_count_target, weight_norm_penalty
+from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from tests.reference import row_penalties as reference
 
 
@@ -115,27 +109,6 @@ def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
     assert torch.isfinite(matrix.grad).all() and matrix.grad[2].abs().sum() == 0
 
 
-def test_log_counts_are_positive_and_follow_the_counts():
-    logs = smoothed_log_counts([0, 1, 2, 100, 10**9])
-    assert float(logs[0]) == float(logs[1]) == pytest.approx(math.log(2))
-    assert (logs[1:].diff() > 0).all()
-    assert float(logs[3]) == pytest.approx(math.log(100), rel=3e-3)
-
-
-@pytest.mark.parametrize(
-    "counts, message",
-    [
-        ([], "0 words"),
-        ([0, 1, 1], "fairseq-preprocess"),
-        ([3, -1], "-1"),
-        ([3, float("nan")], "nan"),
-    ],
-)
-def test_counts_that_say_nothing_are_refused(counts, message):
-    with pytest.raises(DataError, match=message):
-        smoothed_log_counts(counts)
-
-
 def test_target_by_count_keeps_the_mean_of_the_rows_that_count():
     logs = smoothed_log_counts([0, 50, 7, 3, 0])
     target = log_count_target(logs, 2.0, torch.tensor([0, 4]))
@@ -189,21 +162,3 @@ def test_one_position_has_no_change_and_all_padding_is_zero():
 def test_half_precision_is_squared_in_float32():
     h = torch.full((1, 2, 4), 300.0, dtype=torch.float16)
     assert activation_regularization(h).item() == 90000.0
-
-
-@pytest.mark.parametrize(
-    "counts, expected",
-    [
-        ([0, 0, 7, 5, 3, 1, 1], True),
-        ([2, 1], True),
-        ([100] * 9, False),
-        ([1] * 9, False),
-        ([0, 0, *[100] * 9, 0, 0, 0], False),  # fillers
-        ([0, 0, *[100] * 9, 1, 1], False),  # symbols of languages
-        ([1, *[100] * 9], True),
-        ([], False),
-        ([0], False),
-    ],
-)
-def test_counts_that_only_fill_a_dictionary(counts, expected):
-    assert were_counted(counts) is expected
