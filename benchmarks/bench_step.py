@@ -49,7 +49,7 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.objective import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {

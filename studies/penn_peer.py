@@ -35,7 +35,7 @@ from benchmarks.bench_awd_lstm import ALPHA, BETA, CLIP, module_from
 from benchmarks.harness import positive
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from studies.penn_treebank import ARMS, RECIPE
 from studies.translation import USER_DIR
 

@@ -54,7 +54,7 @@ def predict_next(model: LanguageModel, sentence: Sentence, top: int) -> NextWord
     """
     import torch
 
-    from spectral_fairseq.lm.awd_lstm import Carry
+    from spectral_fairseq.lm.carry import Carry
 
     words = [model.dictionary.index(word) for word in sentence]
     tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]

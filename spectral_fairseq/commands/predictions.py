@@ -28,7 +28,7 @@ from spectral_fairseq.functional.empirical_rank import (
 )
 from spectral_fairseq.functional.hidden_states import SequenceCosine, StateStatistics
 from spectral_fairseq.functional.pairwise_kl import ExpectedPairwiseKL
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.evaluation import StreamReader
 from spectral_fairseq.plugin.corpus import Corpus
 from spectral_fairseq.plugin.find import decoder_of, is_autoregressive, models_in

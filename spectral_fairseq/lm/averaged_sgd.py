@@ -22,96 +22,16 @@ In order: ``lm/non_monotonic.py: NonMonotonicTrigger.check``, ``AveragedSGD.star
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError, check_range
-
-
-def saved_groups(
-    state_dict: Mapping[str, Any], entry: str = "params", kind: str = "an optimiser"
-) -> List[Dict[str, Any]]:
-    """The groups of parameters in the saved state of an optimiser.
-
-    Args:
-        state_dict: as torch saves it.
-        entry: what each group has.
-        kind: of the optimiser, whose groups have it.
-
-    Raises:
-        CheckpointError: it has no groups of parameters, no state, or a group without the entry.
-    """
-    groups = state_dict.get("param_groups")
-    has_groups = isinstance(groups, list) and all(
-        isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups
-    )
-    for name, there in (
-        ("param_groups", has_groups),
-        ("state", isinstance(state_dict.get("state"), dict)),
-    ):
-        if not there:
-            raise CheckpointError(
-                f"the state of an optimiser, with {name} as torch saves them",
-                f"no such {name}",
-                f"Take another checkpoint of the run. {NEW_STATE}",
-            )
-    if any(entry not in group for group in groups or ()):
-        raise CheckpointError(f"the state of {kind}", "the state of another optimiser", NEW_STATE)
-    return list(groups or ())
-
-
-class WideStateOptimizer(torch.optim.Optimizer):
-    """Base class of optimisers whose state is float32 or wider where parameters have 16 bits.
-
-    Class attributes:
-        saved_entry: what each group of parameters has in a saved state.
-        saved_kind: of the optimisers whose states have it.
-    """
-
-    # fairseq's half-precision wrappers read these attributes. The last one stops fairseq from
-    # restoring the saved state on the CPU after load_state_dict, which has already moved it to the
-    # device and to its own dtype.
-    supports_memory_efficient_fp16 = True
-    disable_mem_eff_fp16_loading_hack = True
-    saved_entry: str
-    saved_kind: str
-
-    @staticmethod
-    def _evaluated(closure: Optional[Callable[[], Any]]) -> Any:
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Resume from a saved state; the parameters must be loaded before.
-
-        torch converts every tensor of the state to the dtype of its parameter; averages and moments
-        get their own precision back.
-
-        Raises:
-            CheckpointError: it is not the state of an optimiser, or of another one.
-        """
-        groups = saved_groups(state_dict, self.saved_entry, self.saved_kind)
-        super().load_state_dict(state_dict)
-        saved = (key for group in groups for key in group["params"])
-        parameters = (parameter for group in self.param_groups for parameter in group["params"])
-        for key, parameter in zip(saved, parameters):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
-                    self.state[parameter][name] = value.to(
-                        device=parameter.device, dtype=_at_least_float32(parameter.dtype), copy=True
-                    )
-
+from spectral_fairseq.errors import ConfigurationError, check_range
+from spectral_fairseq.lm.wide_state import WideStateOptimizer, at_least_float32
 
 AVERAGE = "average"  # a, the average of the iterates since averaging started
 ITERATE = "iterate"  # w, stored here while the parameter holds the average
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 class AveragedSGD(WideStateOptimizer):
@@ -196,7 +116,7 @@ class AveragedSGD(WideStateOptimizer):
 
     def _add_to_average(self, parameter: Tensor, count: int) -> None:
         state = self.state[parameter]
-        dtype = _at_least_float32(parameter.dtype)
+        dtype = at_least_float32(parameter.dtype)
         if AVERAGE not in state:
             state[AVERAGE] = parameter.to(dtype, copy=True)
         else:
@@ -234,7 +154,7 @@ class AveragedSGD(WideStateOptimizer):
 
 def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:
     """Take one step of SGD on one parameter, computed in float32 or wider."""
-    weight = parameter.to(_at_least_float32(parameter.dtype))
+    weight = parameter.to(at_least_float32(parameter.dtype))
     gradient = parameter.grad.to(weight.dtype)  # type: ignore[union-attr]
     if weight_decay:
         gradient = gradient.add(weight, alpha=weight_decay)

@@ -14,7 +14,8 @@ Flags: ``--decoder-embed-dim`` 400, ``--decoder-hidden-size`` 1150, ``--decoder-
     ``--decoder-layers`` 3, ``--untied-output`` off, ``--dropout`` 0.4, ``--input-dropout`` 0.65,
     ``--hidden-dropout`` 0.2, ``--word-dropout`` 0.1, ``--weight-drop`` 0.5,
     ``--activation-regularization`` 2, ``--temporal-activation-regularization`` 1.
-In order: ``plugin/awd_lstm.py: AWDLSTMLanguageModel``, ``Carry``, ``AWDLSTM.forward``.
+In order: ``plugin/awd_lstm.py: AWDLSTMLanguageModel``, ``lm/carry.py: Carry``,
+    ``AWDLSTM.forward``.
 """
 
 from __future__ import annotations
@@ -26,32 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
-
-
-def check_layer_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1."""
-    for name, size in sizes.items():
-        check_range(f"`{name}`", size, at_least=1, whole=True)
-
-
-def check_probabilities(**probabilities: float) -> None:
-    """Refuse probabilities outside [0, 1)."""
-    for name, p in probabilities.items():
-        check_range(f"`{name}`", p, at_least=0, below=1)
-
-
-def check_carried(layers: int, streams: int, own_layers: int, own_streams: int) -> None:
-    """Refuse a carried state of other numbers of layers or streams than the network has."""
-    if (layers, streams) != (own_layers, own_streams):
-        raise ConfigurationError(
-            f"a carried state of {own_layers} layers and {own_streams} streams",
-            f"one of {layers} layers and {streams} streams",
-            "Give each batch of streams a carry of its own, and reset it where their number "
-            "changes.",
-        )
-
+from spectral_fairseq.lm.carry import check_carried
+from spectral_fairseq.lm.checks import check_layer_sizes, check_probabilities
 
 TIME = 1  # the time axis of (streams, time, dimensions)
 
@@ -191,23 +169,3 @@ class AWDLSTM(nn.Module):
 def detached(state: State) -> State:
     """Return ``state`` detached from the graph, where back-propagation is truncated."""
     return [(hidden.detach(), cell.detach()) for hidden, cell in state]
-
-
-class Carry:
-    """The state of one batch of streams, carried from each segment to the next.
-
-    A model starts a segment from :attr:`state` and replaces it by the detached state after the
-    segment; the model itself stores nothing. The caller owns one carry for each batch of streams,
-    so that training and validation, accumulated micro-batches and workers cannot affect each other.
-
-    Attributes:
-        state: ``None`` at the start of a stream, otherwise nested tuples, lists or dictionaries of
-            tensors, created by the model and opaque to all other code.
-    """
-
-    def __init__(self, state: Any = None) -> None:
-        self.state = state
-
-    def reset(self) -> None:
-        """Return to the start of a stream."""
-        self.state = None

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.evaluation import Evaluation, StreamReader, differentiable, evaluate
 from spectral_fairseq.lm.streams import Corpus
 

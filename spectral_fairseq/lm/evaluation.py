@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import CacheGrid, ContinuousCache, interpolate
 from spectral_fairseq.lm.streams import ContiguousStreams, Corpus, Segment
 

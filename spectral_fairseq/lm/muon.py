@@ -37,7 +37,7 @@ from spectral_fairseq.errors import (
     check_choice,
     check_range,
 )
-from spectral_fairseq.lm.averaged_sgd import WideStateOptimizer
+from spectral_fairseq.lm.wide_state import WideStateOptimizer
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.lm.awd_lstm import check_carried, check_layer_sizes, check_probabilities
+from spectral_fairseq.lm.carry import check_carried
+from spectral_fairseq.lm.checks import check_layer_sizes, check_probabilities
 from spectral_fairseq.lm.relative_attention import (
     KeysValues,
     Relative,

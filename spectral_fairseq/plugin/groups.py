@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.lm.averaged_sgd import saved_groups
+from spectral_fairseq.lm.wide_state import saved_groups
 from spectral_fairseq.methods.groups import undecayed_parameters
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ import torch
 from fairseq.data.iterators import EpochBatchIterator
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.streams import Streams
 
 logger = logging.getLogger(__name__)

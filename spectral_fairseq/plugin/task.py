@@ -25,7 +25,7 @@ from omegaconf import II
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, check_range
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.corpus import Corpus, sentences_in
 from spectral_fairseq.plugin.segment_lengths import SHORTEST, fixed_lengths, sampled_lengths

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxHead
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.awd_lstm import StatefulDecoder
 from spectral_fairseq.plugin.counts import known_counts
 from spectral_fairseq.plugin.flat_transformer import to_namespace
 from spectral_fairseq.plugin.registry import flags_of, register
+from spectral_fairseq.plugin.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.table_and_head import (
     IN_A_TRANSFORMER,
     SpectralOptions,

@@ -131,7 +131,7 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
 @torch.no_grad()
 def _scored_streams(loaded: Any, corpus: Any, streams: int, size: int) -> Iterator[Scored]:
     """All targets of a corpus with their log-probabilities, by a model with a state."""
-    from spectral_fairseq.lm.awd_lstm import Carry
+    from spectral_fairseq.lm.carry import Carry
     from spectral_fairseq.lm.evaluation import StreamReader
 
     reader = StreamReader(loaded.model, loaded.padding, loaded.start, streams, size)

@@ -12,7 +12,7 @@ from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.commands.predicted_words import compare_next_words, predict_next
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from tests.language_models import ADAPTIVE, block_checkpoint, remade, stateful_checkpoint
 
 SENTENCES = ["w3 w1 w4", "w1 never-seen </s> w5 w9 w2"]

@@ -18,7 +18,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.heads import HEADS
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from tests.plugin.conftest import (
     KINDS,
     LSTM,

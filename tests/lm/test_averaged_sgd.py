@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.averaged_sgd import AveragedSGD, saved_groups
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD
 from spectral_fairseq.lm.muon import Muon
 from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
+from spectral_fairseq.lm.wide_state import saved_groups
 from tests.capabilities import MUON
 from tests.reference import optimizers as reference
 

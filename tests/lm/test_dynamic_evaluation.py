@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,

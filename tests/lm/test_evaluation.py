@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
 from tests.lm.tiny_stateful import PADDING, START, corpus, reader, tiny_model

@@ -10,7 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfSoftmaxes, SoftmaxHead
-from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.transformer_xl import INIT_STD
 from tests.plugin.conftest import any_model, build_criterion, build_model, segments
 
