@@ -327,8 +327,9 @@ class SVDEmbedding(FactoredEmbedding):
 
     def _fill_constants(self) -> None:
         super()._fill_constants()
-        if not self.prior_shape.is_meta:
-            self.prior_shape = self._prior_shape().to(self.prior_shape.device)
+        device = self._device()
+        if device.type != "meta":
+            self.prior_shape = self._prior_shape().to(device)
 
     def _prior_shape(self) -> Tensor:
         return self.prior_settings.spectrum(self.embedding_dim, 1.0, dtype=torch.float32)

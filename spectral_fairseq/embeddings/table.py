@@ -305,11 +305,18 @@ class Table(nn.Module):
         self._fill_constants()
         return self
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # With assign=True other parameters take the place of those on the meta device.
+        super()._load_from_state_dict(*args, **kwargs)
+        self._fill_constants()
+
+    def _device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
     def _fill_constants(self) -> None:
-        """Give the buffers that no checkpoint holds their values, wherever they are."""
-        rows = self.excluded_rows
-        if not rows.is_meta:
-            self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=rows.device)
+        """Give the buffers that no checkpoint holds their values, where the parameters are."""
+        self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=self._device())
 
 
 class FactoredEmbedding(Table):
@@ -370,6 +377,10 @@ class FactoredEmbedding(Table):
         """Re-register the gradient hooks after deepcopy or unpickling."""
         super().__setstate__(state)
         self._register_hooks()
+
+    def _fill_constants(self) -> None:
+        super()._fill_constants()
+        self._register_hooks()  # of parameters that have taken the place of others
 
     def _register_hooks(self) -> None:
         """Register with :func:`hook` what changes the gradients of the parameters."""

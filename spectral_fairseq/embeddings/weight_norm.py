@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import check_count, check_range
-from spectral_fairseq.functional.autograd import hook, without_row
+from spectral_fairseq.functional.autograd import hook
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.word_counts import smoothed_log_counts
@@ -108,6 +108,7 @@ class WeightNormEmbedding(FactoredEmbedding):
     )
 
     excluded_rows: Tensor
+    slowing: Tensor
 
     def __init__(
         self,
@@ -131,6 +132,8 @@ class WeightNormEmbedding(FactoredEmbedding):
             check_count(len(counts), num_embeddings, "counts, one for each row", remedy)
         self.sigma, self.init_range, self.gamma, self.tau = sigma, init_range, gamma, tau
         self.epoch = 0
+        # A tensor, so that a compiled model stays as it is from one epoch to the next.
+        self.register_buffer("slowing", torch.ones(()), persistent=False)
         self.g = nn.Parameter(torch.zeros(num_embeddings))
         self.v = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.reset_parameters(counts)
@@ -186,7 +189,7 @@ class WeightNormEmbedding(FactoredEmbedding):
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of ``tokens`` (any shape): shape (*tokens.shape, d)."""
         v = F.embedding(tokens, self.v, self.padding_idx)  # [*, d]
-        g = F.embedding(tokens, self.g.unsqueeze(1), self.padding_idx)  # [*, 1]
+        g = F.embedding(tokens, self._slowed().unsqueeze(1), self.padding_idx)  # [*, 1]
         return v * (g / _lengths(v))
 
     def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
@@ -204,13 +207,13 @@ class WeightNormEmbedding(FactoredEmbedding):
         """
         if features.numel() >= self.embedding_dim * self.embedding_dim:
             return linear(features, self.dense(), bias)
-        scale = self.g / _lengths(self.v).squeeze(1)  # [N]
+        scale = self._slowed() / _lengths(self.v).squeeze(1)  # [N]
         logits = linear(features, self.v) * scale  # [*, N]
         return logits if bias is None else logits + bias
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
-        return self.v * (self.g.unsqueeze(1) / _lengths(self.v))
+        return self.v * (self._slowed().unsqueeze(1) / _lengths(self.v))
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -223,7 +226,7 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     def norms(self) -> Tensor:
         """||W_k|| = |g_k|, float32, shape (N,)."""
-        return self.g.float().abs()
+        return self._slowed().float().abs()
 
     def set_epoch(self, epoch: int) -> None:
         """Take note of the epoch that begins, counted from 1; whoever trains the table calls this.
@@ -231,6 +234,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         The schedule has no other state, so a resumed run continues where it stopped.
         """
         self.epoch = epoch
+        self.slowing.fill_(gradient_scale(epoch, self.gamma, self.tau))
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""
@@ -239,13 +243,23 @@ class WeightNormEmbedding(FactoredEmbedding):
             f"r={self.init_range}, gamma={self.gamma}, tau={self.tau}"
         )
 
+    def _slowed(self) -> Tensor:
+        """g, shape (N,), whose gradient is multiplied by the factor of equation 10.
+
+        A hook of the parameter would be lost where ``fully_shard`` puts another one in its place.
+        """
+        g = self.g.detach()
+        # A copy, since DistributedDataParallel writes to the buffer that autograd has saved.
+        return g + self.slowing.clone() * (self.g - g)
+
+    def _fill_constants(self) -> None:
+        super()._fill_constants()
+        factor = gradient_scale(self.epoch, self.gamma, self.tau)
+        self.slowing = torch.tensor(factor, dtype=torch.float32, device=self._device())
+
     def _register_hooks(self) -> None:
         super()._register_hooks()
-        hook(self.g, self._scheduled)
-
-    def _scheduled(self, grad: Tensor) -> Tensor:
-        scaled = grad * gradient_scale(self.epoch, self.gamma, self.tau)
-        return without_row(scaled, self.padding_idx)
+        hook(self.g, self._without_padding)
 
 
 def _lengths(

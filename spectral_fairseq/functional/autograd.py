@@ -65,7 +65,12 @@ def outside_graphs(function: Function) -> Function:
 
 
 def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
-    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
+    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now.
+
+    A parameter that has it already is left alone.
+    """
+    if change in (parameter._backward_hooks or {}).values():
+        return
     trained = parameter.requires_grad
     parameter.requires_grad_(True).register_hook(change)
     parameter.requires_grad_(trained)

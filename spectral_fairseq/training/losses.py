@@ -42,13 +42,15 @@ class _TableOfLayer(Table):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-        self._exclude((), ())
         self.__dict__["_layer"] = (layer,)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         weight: Tensor = self.__dict__["_layer"][0].weight
         return weight
+
+    def _fill_constants(self) -> None:
+        """Do nothing, since all rows count."""
 
     def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
         return operands(self.__dict__["_layer"][0], features)

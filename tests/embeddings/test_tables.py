@@ -264,6 +264,30 @@ def test_a_table_is_built_without_memory_and_loaded(kind):
 
 @NEEDS_DEVICE_CONTEXT
 @every_kind
+def test_parameters_that_take_the_place_of_others(kind):
+    """By assign=True, as meta tables are filled: padding got gradients, constants no values."""
+    if "assign" not in inspect.signature(torch.nn.Module.load_state_dict).parameters:
+        pytest.skip("this torch has no load_state_dict(assign=True)")
+    expected = table(kind)
+    with torch.device("meta"):
+        empty = table(kind)
+    for found in (empty, copy.deepcopy(expected)):
+        state = {name: value.clone() for name, value in expected.state_dict().items()}
+        found.load_state_dict(state, assign=True)
+        assert found.excluded_rows.tolist() == [PAD, *FILLERS]
+        if kind.kind == "svd":
+            assert torch.equal(found.prior(), expected.prior())
+        for one in (found, expected):
+            one.zero_grad()
+            one.project(one(torch.tensor([PAD, 5]))).logsumexp(-1).sum().backward()
+        for ours, theirs in zip(found.parameters(), expected.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        assert kind.kind == "plain" or not getattr(found, kind.entries[0]).grad[PAD].any()
+        found.to("cpu")
+
+
+@NEEDS_DEVICE_CONTEXT
+@every_kind
 def test_a_table_is_built_without_memory_and_started(kind):
     """As FSDP does it: on the meta device, then by ``reset_parameters``."""
     with torch.device("meta"):

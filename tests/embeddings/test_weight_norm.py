@@ -114,7 +114,7 @@ def test_schedule_scales_the_gradient_of_the_lengths_alone():
         module = table(gamma=0.2, tau=10)
         module.set_epoch(epoch)
         features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-        # Looked up and projected: the hook must act once on the sum, not on each use.
+        # Looked up and projected: the factor must act once on the gradient of each use.
         logits = module.project(features + module(torch.tensor([4] * 7)))
         F.cross_entropy(logits, torch.tensor([2, 3, 4, 5, 6, 7, 8])).backward()
         gradients[epoch] = module.g.grad, module.v.grad

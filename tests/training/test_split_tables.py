@@ -37,7 +37,11 @@ from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 COUNT = int(LABELS.ne(-100).sum())
-METHODS = {**TABLES, "mixture": lambda model: mixture_(model, 2, shift=True)}
+METHODS = {
+    **TABLES,
+    "slowed lengths": lambda model: weight_norm_(model, gamma=0.25, tau=1).set_epoch(1),
+    "mixture": lambda model: mixture_(model, 2, shift=True),
+}
 needs_fully_shard = pytest.mark.skipif(
     not hasattr(fsdp, "fully_shard") or not hasattr(torch.cpu.Stream, "record_event"),
     reason="this torch has no fully_shard for CPUs",
