@@ -14,6 +14,7 @@ from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.autograd import outside_graphs
 from spectral_fairseq.functional.softcap import softcapped
 from spectral_fairseq.training.layer_mixins import LayerMixin
+from spectral_fairseq.training.tables import entries_of
 
 
 class _Refused(UnsupportedError, AttributeError):
@@ -97,6 +98,7 @@ class HiddenStates:
         scale: s, which multiplies the layer's own bias too; a tensor, shape (), if it is learned.
         bias: b that the model adds, shape (N,), if any.
         cap: c where the model multiplies the tanh of all that by it, a soft cap.
+        used: what the layer computes with, as it was in this forward pass.
     """
 
     features: Tensor
@@ -105,6 +107,7 @@ class HiddenStates:
     scale: Union[float, Tensor] = 1.0
     bias: Optional[Tensor] = None
     cap: Optional[float] = None
+    used: Tuple[Tensor, ...] = ()
 
     @property
     def shape(self) -> torch.Size:
@@ -202,14 +205,14 @@ class HiddenStates:
 
 
 def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
-    others = (handed.layer, handed.product_dtype, handed.cap)
+    others = (handed.layer, handed.product_dtype, handed.cap, handed.used)
     return [handed.features, handed.bias, handed.scale], others
 
 
 def _made(tensors: Any, others: Any) -> HiddenStates:
     features, bias, scale = tensors
-    layer, product_dtype, cap = others
-    return HiddenStates(features, layer, product_dtype, scale, bias, cap)
+    layer, product_dtype, cap, used = others
+    return HiddenStates(features, layer, product_dtype, scale, bias, cap, used)
 
 
 # The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions
@@ -252,4 +255,4 @@ class KeepsHiddenStates(LayerMixin):
 def _handed_on(features: Tensor, layer: nn.Module) -> Any:
     # A product of two scalars shows what autocast does here.
     probe = features.detach().new_zeros(1, 1)
-    return HiddenStates(features, layer, torch.mm(probe, probe).dtype)
+    return HiddenStates(features, layer, torch.mm(probe, probe).dtype, used=entries_of(layer))

@@ -145,6 +145,12 @@ class FactoredLayer(LayerMixin):
         return {"weight": dense(self.stored_table)}
 
 
+def entries_of(layer: nn.Module) -> Tuple[Tensor, ...]:
+    """What an output layer computes with: its parameters, and those of a table of another layer."""
+    others = layer.stored_table.parameters() if isinstance(layer, FactoredLayer) else ()
+    return (*layer.parameters(), *others)
+
+
 class FactoredLookUp(FactoredLayer):
     """An ``nn.Embedding`` that computes the rows that it is asked for."""
 

@@ -14,6 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
 import torch
@@ -46,7 +47,7 @@ from spectral_fairseq.training.layer_mixins import LayerMixin
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.penalties import TablePenalty
 from spectral_fairseq.training.table_checks import check_not_sharded, check_trained, of_another
-from spectral_fairseq.training.tables import FactoredLayer
+from spectral_fairseq.training.tables import FactoredLayer, entries_of
 
 Result = TypeVar("Result")
 SMOOTHINGS = ("torch", "fairseq")
@@ -350,8 +351,17 @@ class TokenLoss:
         """
         layer = handed.layer
         self._check_made_by(layer)
-        for parameter in layer.parameters():
-            check_not_sharded(parameter)
+        entries = entries_of(layer)
+        for entry in entries:
+            check_not_sharded(entry)
+        if not all(map(operator.is_, entries, handed.used)):
+            raise UnsupportedError(
+                "the parameters of the forward pass in the loss of its hidden states",
+                "others, as where torch.func.functional_call has given the model its own for the "
+                "one call",
+                "Call the loss inside as well, in a module that has the model, or by giving a "
+                "model of transformers its labels.",
+            )
         features = handed.features.flatten(0, -2)  # [T, d]
         # tanh(s) c is c tanh(s c / c).
         outer = 1.0 if handed.cap is None else handed.cap
@@ -363,10 +373,7 @@ class TokenLoss:
             bias = added if bias is None else bias + added
         dtype = handed.product_dtype
         # A 16-bit product of operands that are not all so is autocast's, which has ended.
-        tensors = [features, *layer.parameters()]
-        if isinstance(layer, FactoredLayer):
-            tensors += layer.used_table.parameters()
-        autocast = dtype in HALVES and any(tensor.dtype != dtype for tensor in tensors)
+        autocast = dtype in HALVES and any(one.dtype != dtype for one in (features, *entries))
         half = {"dtype": dtype} if autocast else {"enabled": False}
         with torch.autocast(features.device.type, **half):
             if isinstance(layer, MixtureLayer):

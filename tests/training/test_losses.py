@@ -32,6 +32,7 @@ from tests.training.models import (
     T5,
     TABLES,
     WORDS,
+    Straight,
     build,
     check_loss,
     each_table,
@@ -349,6 +350,39 @@ def test_terms_of_a_loss_need_the_hidden_states():
     plain_(model)
     with pytest.raises(UnsupportedError, match="without fused_loss_"):
         loss(model(IDS), IDS)
+
+
+@each_table
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
+def test_parameters_that_a_call_alone_was_given(table):
+    """The loss took those of the model, in silence, and gave the others no gradient."""
+    model = Straight(tied=True)
+    TABLES[table](model)
+    others = {name: (2 * one.detach()).requires_grad_() for name, one in model.named_parameters()}
+    doubled = copy.deepcopy(model)
+    with torch.no_grad():
+        for one in doubled.parameters():
+            one.mul_(2)
+    expected = F.cross_entropy(doubled(IDS).flatten(0, 1), IDS.flatten())
+    expected.backward()
+    loss = fused_loss_(model, shift=False)
+    with pytest.raises(UnsupportedError, match="functional_call"):
+        loss(torch.func.functional_call(model, others, (IDS,)), IDS)
+
+    class Trained(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens):
+            return loss(self.model(tokens), tokens)
+
+    given = {f"model.{name}": one for name, one in others.items()}
+    found = torch.func.functional_call(Trained(), given, (IDS,))
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    for name, one in doubled.named_parameters():
+        torch.testing.assert_close(others[name].grad, one.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_indices_of_any_type_are_labels():
