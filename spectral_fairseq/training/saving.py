@@ -9,6 +9,7 @@ which training goes on exactly.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Union
 
@@ -34,6 +35,7 @@ from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
 
 _TABLES: Dict[str, Any] = {"weight-norm": weight_norm_, "svd": factor_}
+_OF_METHOD = re.compile(r"\.((?:table|mixture)\..*)")
 
 
 def restore_(
@@ -70,7 +72,7 @@ def restore_(
     if not record:
         return None
     entries = _entries(_folder(config, folder))
-    if not any(".table." in name or ".mixture." in name for name in entries):
+    if not any(map(_entry_of, entries)):
         if "table" in record or "mixture" in record:
             raise CheckpointError(
                 "the entries of the methods that the model's settings name",
@@ -101,15 +103,18 @@ def _load_entries(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
     """
     wanted = "the entries of the methods that the model's settings name"
     state = model.state_dict()
-    needed = [name for name in state if ".table." in name or ".mixture." in name]
-    missing = [name for name in needed if name not in entries]
+    needed = [name for name in state if _entry_of(name)]
+    # Some parts of a model, such as those of LLaVA, have other names in its file.
+    in_file = {_entry_of(name): entries[name] for name in entries if _entry_of(name)}
+    found = {name: entries.get(name, in_file.get(_entry_of(name))) for name in needed}
+    missing = [name for name, entry in found.items() if entry is None]
     if missing:
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
-    for name in needed:
-        shape, there = tuple(state[name].shape), tuple(entries[name].shape)
+    for name, entry in found.items():
+        shape, there = tuple(state[name].shape), tuple(entry.shape)
         if shape != there:
             raise CheckpointError(f"{wanted}; {name} of shape {shape}", f"{there}", _AS_SAVED)
-    model.load_state_dict({name: entries[name] for name in needed}, strict=False)
+    model.load_state_dict(found, strict=False)
 
 
 def _take_off(model: nn.Module, weight: Tensor) -> None:
@@ -123,6 +128,12 @@ def _take_off(model: nn.Module, weight: Tensor) -> None:
     plain_(model)
     plain: Any = output_layer(model).weight
     plain.data.copy_(weight)
+
+
+def _entry_of(name: str) -> str:
+    """What follows the layer in the name of a method's entry, such as table.U; else nothing."""
+    found = _OF_METHOD.search(name)
+    return found.group(1) if found else ""
 
 
 def _loss_on(
@@ -185,6 +196,7 @@ def _check_unchanged(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
         for name, layer in model.named_modules()
         if layer._parameters.get("weight") is weight
     ]
+    names += [f"{name[: -len(entry) - 1]}.weight" for name in entries if (entry := _entry_of(name))]
     saved = next((entries[name] for name in names if name in entries), None)
     if saved is None or weight.is_meta:
         return

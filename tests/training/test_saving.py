@@ -21,7 +21,7 @@ from spectral_fairseq.training import (
     restore_,
     weight_norm_,
 )
-from tests.training.models import IDS, LAYOUTS, Straight, build, inputs
+from tests.training.models import IDS, LAYOUTS, WORDS, Straight, build, inputs
 
 TABLES = {"weight-norm": weight_norm_, "svd": factor_}
 
@@ -84,6 +84,30 @@ def test_it_loads_in_plain_transformers_and_goes_on_exactly(transformers, tmp_pa
     plain_(plain)
     plain.save_pretrained(tmp_path / "plain")
     assert not hasattr(loaded(model, tmp_path / "plain").config, "spectral_fairseq")
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_model_whose_parts_have_other_names_in_its_file(transformers, tmp_path, kind):
+    """LLaVA's lm_head is language_model.lm_head there."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    sizes["num_attention_heads"] = 2
+    image = {**sizes, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 4}
+    text = {**sizes, "model_type": "llama", "vocab_size": WORDS}
+    config = transformers.LlavaConfig(vision_config=image, text_config=text, image_token_index=5)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config)
+    TABLES[kind](model)
+    model.save_pretrained(tmp_path)
+    plain = loaded(model, tmp_path)
+    assert restore_(plain) is None
+    expected, found = (one.get_output_embeddings().used_table for one in (model, plain))
+    for name, entry in expected.state_dict().items():
+        assert torch.equal(entry, found.state_dict()[name])
+    trained = loaded(model, tmp_path)
+    with torch.no_grad():
+        trained.get_output_embeddings().weight += 1
+    with pytest.raises(ConfigurationError, match="other numbers"):
+        restore_(trained)
 
 
 @pytest.mark.parametrize("kind", TABLES)
