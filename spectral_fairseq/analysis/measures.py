@@ -136,11 +136,11 @@ def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:
 
 
 def _query_rows(table: StoredTable, options: Options, words: Optional[WordList]) -> Dict[str, int]:
-    """Words of ``--words`` -> row of ``table.weight``."""
+    """Words of ``options.words`` -> row of ``table.weight``."""
     if not options.words:
         return {}
     if words is None:
-        raise idle_flag("--words", "--dict")
+        raise idle_flag("`words`", "`dictionary`")
     place = {row: index for index, row in enumerate(table.rows.tolist())}
     rows: Dict[str, int] = {}
     for word in options.words:

@@ -25,13 +25,13 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        check_range("--seed", self.seed, at_least=0, below=2**63, whole=True)
-        check_range("--isotropy-words", self.isotropy_words, at_least=0, whole=True)
-        check_range("--isotropy-runs", self.isotropy_runs, at_least=1, whole=True)
-        check_range("--cosine-words", self.cosine_words, at_least=2, whole=True)
-        check_range("--projection-words", self.projection_words, at_least=2, whole=True)
-        check_range("--neighbours", self.neighbours, at_least=1, whole=True)
-        check_choice("--projection", self.projection, PROJECTIONS)
+        check_range("`seed`", self.seed, at_least=0, below=2**63, whole=True)
+        check_range("`isotropy_words`", self.isotropy_words, at_least=0, whole=True)
+        check_range("`isotropy_runs`", self.isotropy_runs, at_least=1, whole=True)
+        check_range("`cosine_words`", self.cosine_words, at_least=2, whole=True)
+        check_range("`projection_words`", self.projection_words, at_least=2, whole=True)
+        check_range("`neighbours`", self.neighbours, at_least=1, whole=True)
+        check_choice("`projection`", self.projection, PROJECTIONS)
 
 
 SHARES: Dict[str, float] = {

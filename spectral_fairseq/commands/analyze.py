@@ -14,7 +14,13 @@ from spectral_fairseq.checkpoints.saved import model_file
 from spectral_fairseq.commands.arguments import Rare, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
-from spectral_fairseq.errors import CheckpointError, check_count, check_range, idle_flag
+from spectral_fairseq.errors import (
+    CheckpointError,
+    arguments_as_flags,
+    check_count,
+    check_range,
+    idle_flag,
+)
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.formats import known
 
@@ -194,6 +200,10 @@ def run(args: argparse.Namespace) -> int:
     return report(args, [Path(name) for name in args.checkpoints], "analyze")
 
 
+_FLAGS = {field.name: "--" + field.name.replace("_", "-") for field in fields(Options)}
+
+
+@arguments_as_flags(dictionary="--dict", **_FLAGS)
 def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
     options = _options(args)

@@ -36,8 +36,8 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
                 raise UnsupportedError(
                     f"first derivatives of {name} alone",
                     "a graph for second ones (create_graph=True), as a gradient penalty asks for",
-                    "Take second derivatives of dense scores: --loss-form dense, or a model "
-                    "without methods of spectral_fairseq.training.",
+                    "Take second derivatives of dense scores, of a model without methods of "
+                    "spectral_fairseq.training; in fairseq with --loss-form dense.",
                 )
             return once(ctx, *gradients)
 

@@ -110,6 +110,8 @@ def test_counts_and_words(tmp_path):
     with_file = analyze(ROWS, counts=file, **options).to_dict()["checkpoints"][0]
     assert with_file["measures"] == by_row["measures"]
     assert with_file["dictionary"]["counts"]["path"] == str(file)
+    with pytest.raises(ConfigurationError, match="expected `dictionary` together with `words`"):
+        analyze(ROWS, words="w3")  # arguments, where the command has flags
     others = analyze(ROWS, counts=[7] * 60, **options).to_dict()["checkpoints"][0]
     signatures = {one["signature"] for one in (by_word, by_row, with_file, others)}
     assert len(signatures) == 4 and all("|counts:" in one for one in signatures)
@@ -171,7 +173,7 @@ def test_a_report_is_written(tmp_path):
         (np.ma.masked_less(np.eye(9, 5), 1), {}, DataError, "found a masked array"),
         (nn.Linear(3, 4), {"seed": -1}, ConfigurationError, "seed"),
         (ROWS, {"colour": 1}, TypeError, "colour"),
-        (ROWS, {"projection": "umap"}, ConfigurationError, "--projection to be one of svd, pca"),
+        (ROWS, {"projection": "umap"}, ConfigurationError, "`projection` to be one of svd, pca"),
         (ROWS, {"labels": ("a", "b")}, ConfigurationError, "1 different names"),
     ],
 )

@@ -257,7 +257,7 @@ def test_neighbours(words):
         measure_table(table, Options(words=("<pad>",)), words)
     with pytest.raises(DataError, match="'x' in the dictionary"):
         measure_table(table, Options(words=("x",)), dataclasses.replace(words, path=None))
-    with pytest.raises(ConfigurationError, match="--dict"):
+    with pytest.raises(ConfigurationError, match="`dictionary`"):
         measure_table(table, Options(words=("w6",)))
 
 
@@ -318,7 +318,7 @@ def test_impossible_input():
     with pytest.raises(DataError, match="zeros only"):
         measured(torch.zeros(9, 3))
     for name in ("isotropy_words", "isotropy_runs", "cosine_words", "neighbours", "seed"):
-        with pytest.raises(ConfigurationError, match=f"--{name.replace('_', '-')}"):
+        with pytest.raises(ConfigurationError, match=f"`{name}` to be"):
             dataclasses.replace(Options(), **{name: -1})
 
 
