@@ -23,8 +23,12 @@ from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
 from spectral_fairseq.methods.prior import TablePrior, prior_of
-from spectral_fairseq.training.output_layer import output_layer, weight_of
-from spectral_fairseq.training.table_checks import check_not_sharded, excluded_rows
+from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
+from spectral_fairseq.training.table_checks import (
+    check_not_sharded,
+    excluded_rows,
+    rows_of_padding,
+)
 from spectral_fairseq.training.tables import FactoredLayer
 
 
@@ -86,7 +90,9 @@ class TablePenalty:
         model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`; ``None`` leaves
             it to :meth:`bind`, which ``fused_loss_`` and ``mixture_`` call with theirs.
         excluded: rows that are left out, though not of the factors of a table of ``factor_``;
-            negative ones are counted from the end.
+            negative ones are counted from the end. ``None`` takes ``padding_idx`` of the look-ups
+            that share the table; pass ``()`` where that row is a word too, such as the end of a
+            text.
         **options: weights, by the names of
             :data:`~spectral_fairseq.methods.penalties.PENALTIES`, such as ``cosine=1.0``, and their
             settings: ``norm_target``, nu of ``weight_norm``, and ``prior``, ``c1``, ``c2`` and
@@ -105,7 +111,7 @@ class TablePenalty:
         self,
         model: Optional[Union[nn.Module, Tensor]] = None,
         *,
-        excluded: Sequence[int] = (),
+        excluded: Optional[Sequence[int]] = None,
         **options: Any,
     ) -> None:
         settings = [entry for penalty in PENALTIES for entry in penalty.settings if entry.argument]
@@ -142,8 +148,8 @@ class TablePenalty:
             UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
         """
         prior = TablePrior(self._given_prior)
-        rows = _TableOf(model, (), prior).rows
-        excluded = excluded_rows(self._given_excluded, rows)
+        given = _padding(model) if self._given_excluded is None else self._given_excluded
+        excluded = excluded_rows(given, _TableOf(model, (), prior).rows)
         table = _TableOf(model, excluded, prior)
         if table.device.type != "meta":
             with torch.no_grad():
@@ -184,6 +190,16 @@ class TablePenalty:
         """The weighted sum, a scalar."""
         terms = [self.weights[name] * term for name, term in self.terms().items()]
         return functools.reduce(torch.add, terms) if terms else torch.zeros(())
+
+
+def _padding(model: Union[nn.Module, Tensor]) -> Sequence[int]:
+    """The rows of padding of the look-ups that share the output table of a model."""
+    if not isinstance(model, nn.Module):
+        return ()
+    layer: Any = output_layer(model)
+    if isinstance(layer, FactoredLayer):
+        return layer.stored_table.excluded_rows.tolist()  # type: ignore[no-any-return]
+    return rows_of_padding(without_wrappers(model), layer.weight)
 
 
 def _options(penalty: Penalty, values: Mapping[str, Any]) -> Any:

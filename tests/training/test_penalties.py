@@ -127,6 +127,22 @@ def test_lengths_that_are_stored_leave_out_the_rows_that_are_named():
         plain_(model)
 
 
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+def test_padding_is_left_out_unless_it_is_said_to_be_a_word(table):
+    """As SpectrumControl, repair_ and fairseq's penalties leave it out; it was pulled to nu."""
+    model = Straight(tied=True)
+    model.embed.padding_idx = 1
+    if table is not None:
+        table(model)
+    names = ("cosine", "weight_norm")
+    default, without, with_it = (
+        TablePenalty(model, **given, **dict.fromkeys(names, 1.0)).terms()
+        for given in ({}, {"excluded": (1,)}, {"excluded": ()})
+    )
+    for name in names:
+        assert float(default[name]) == float(without[name]) != float(with_it[name])
+
+
 @pytest.mark.parametrize("names", [("spectrum", "orthogonality"), ("cosine", "spectrum")])
 def test_the_matrix_of_factors_is_computed_for_those_that_need_it(names, monkeypatch):
     """Twice in each call, of which none was read where all penalties are of the factors."""
