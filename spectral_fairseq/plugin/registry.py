@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Mapping, Type
 
@@ -79,6 +80,7 @@ def register(
         "config": preset_config,
     }
     registered = type(class_name, (model,), members)
+    setattr(sys.modules[model.__module__], class_name, registered)  # where pickle looks for it
     register_model(name, dataclass=None if legacy else preset_config)(registered)
     for suffix, fill in sizes.items():
         if suffix or legacy:

@@ -1,5 +1,6 @@
 """Transformers: presets, sharing, restoring plain checkpoints, and language models."""
 
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -129,6 +130,23 @@ def test_a_checkpoint_of_ours_restores_bit_for_bit(task, name, table):
     other.load_state_dict(model.state_dict(), strict=True)
     sample = make_sample(task)
     assert torch.equal(model(**sample["net_input"])[0], other(**sample["net_input"])[0])
+
+
+@pytest.mark.parametrize("name", conftest.OUR_MODELS)
+def test_a_model_can_be_pickled(task, name):
+    """As ``torch.save(model)`` and processes that are started anew do."""
+    model = any_model(task, name)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    expected, actual = model.state_dict(), again.state_dict()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[key], actual[key]) for key in expected)
+
+
+def test_pickle_finds_every_model():
+    ours = [kind for kind in ARCH_MODEL_REGISTRY.values() if "spectral_fairseq" in kind.__module__]
+    assert len(ours) > 20
+    assert all(pickle.loads(pickle.dumps(kind)) is kind for kind in ours)
 
 
 @pytest.mark.slow
