@@ -30,7 +30,7 @@ one number for each token.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -115,6 +115,17 @@ def adaptive_log_probabilities(
     return torch.cat([head_words, *tails], -1)
 
 
+def _tokens_per_block(contexts: Tensor, words: int, block_elements: Optional[int]) -> int:
+    """Return how many tokens of a piece of so many words are computed at a time, at least one.
+
+    A block of a cluster may grow to a quarter of the table's gradient: a pass over N x d for every
+    few tokens would cost more than their products.
+    """
+    if block_elements is None:
+        return max(elements_for(contexts.device) // words, contexts.size(1) // 4, 1)
+    return max(block_elements // words, 1)
+
+
 def _tokens_of_pieces(targets: Tensor, cutoffs: Tuple[int, ...]) -> Tuple[Tensor, List[Tensor]]:
     """Return the piece of each target, shape (T,), and the tokens that need each piece.
 
@@ -131,6 +142,74 @@ def _tokens_of_pieces(targets: Tensor, cutoffs: Tuple[int, ...]) -> Tuple[Tensor
     return piece, [torch.arange(targets.size(0), device=targets.device), *clusters]
 
 
+class _PieceLosses(NamedTuple):
+    """What a block of tokens has in one piece, of n words.
+
+    Attributes:
+        softmax: over the words of the piece, shape (r, n).
+        loss: -log P of the target in this piece, shape (r,).
+        columns: of the targets, shape (r,).
+        weights: see ``GradientSums.add_block``, shape (r,).
+        hits: likewise.
+    """
+
+    softmax: Tensor
+    loss: Tensor
+    columns: Tensor
+    weights: Tensor
+    hits: Tensor
+
+
+def _in_cluster(
+    block_scores: BlockScores, rows: Tensor, columns: Tensor, counted: Tensor
+) -> _PieceLosses:
+    """Return -log of the share that each target has in its cluster.
+
+    Args:
+        block_scores: of the cluster's words.
+        rows: h, shape (r, d).
+        columns: of the targets, shape (r,).
+        counted: 1 for a token, 0 for a row that only fills the block up, shape (r,).
+    """
+    softmax, log_z, target_score = block_scores.softmax(rows, columns)
+    return _PieceLosses(softmax, log_z - target_score, columns, counted, counted)
+
+
+def _in_head(
+    block_scores: BlockScores,
+    rows: Tensor,
+    columns: Tensor,
+    counted: Tensor,
+    piece: Tensor,
+    cluster_scores: Tensor,
+) -> Tuple[_PieceLosses, Tensor]:
+    """Return -log P of each target, or of its cluster; see Note [A head of two sources].
+
+    Args:
+        block_scores: of the head's words.
+        rows: h, shape (r, d).
+        columns: of the targets that are words of the head, shape (r,).
+        counted: as for :func:`_in_cluster`.
+        piece: of each target, shape (r,).
+        cluster_scores: q, shape (r, J).
+
+    Returns:
+        The losses, and d loss / d q, shape (r, J).
+    """
+    is_word = piece.eq(0)
+    columns = columns.masked_fill(~is_word, 0)
+    softmax, log_z_words, word_score = block_scores.softmax(rows, columns)
+    cluster = (piece - 1).clamp_(min=0).unsqueeze(1)
+    cluster_score = cluster_scores.gather(1, cluster).squeeze(1)
+    log_z = torch.logaddexp(log_z_words, torch.logsumexp(cluster_scores, 1))
+    loss = log_z - torch.where(is_word, word_score, cluster_score)
+    weights = (log_z_words - log_z).exp_() * counted
+    hits = is_word.to(counted.dtype) * counted
+    gradient = (cluster_scores - log_z.unsqueeze(1)).exp_()
+    gradient.scatter_add_(1, cluster, is_word.to(counted.dtype).unsqueeze(1) - 1)
+    return _PieceLosses(softmax, loss, columns, weights, hits), gradient
+
+
 class _AdaptiveCrossEntropy(torch.autograd.Function):
     """Sum of -log P; see ``blocks.py``, Note [Gradients in the forward pass]."""
 
@@ -143,7 +222,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         matrix: Tensor,
         bias: Optional[Tensor],
         cutoffs: Tuple[int, ...],
-        block_tokens: Optional[int],
+        block_elements: Optional[int],
     ) -> Tensor:
         dtype = product_dtype(contexts, matrix)
         sum_dtype = accumulation_dtype(dtype)
@@ -153,49 +232,33 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         edges = (0, *cutoffs, matrix.size(0))
         piece, tokens_of = _tokens_of_pieces(targets, cutoffs)
         nll = contexts.new_zeros((), dtype=sum_dtype)
-        fitting = elements_for(contexts.device)
         with torch.autocast(contexts.device.type, enabled=False):
-            for j, (start, end) in enumerate(zip(edges, edges[1:])):
-                piece_tokens = tokens_of[j]
+            for piece_tokens, start, end in zip(tokens_of, edges, edges[1:]):
                 if piece_tokens.numel() == 0:
                     continue
                 piece_bias = None if bias is None else bias[start:end]
                 block_scores = BlockScores(matrix[start:end], piece_bias, dtype)
-                # A block of a cluster may grow to a quarter of the table's gradient: a pass over
-                # N x d for every few tokens would cost more than their products.
-                automatic = max(fitting // (end - start), contexts.size(1) // 4)
-                for part, size in token_blocks(piece_tokens.size(0), block_tokens or automatic):
+                block = _tokens_per_block(contexts, end - start, block_elements)
+                for part, size in token_blocks(piece_tokens.size(0), block):
                     tokens = piece_tokens[part]
                     rows = block_scores.rows(contexts[tokens], size)  # [r, d]
-                    # 1 for a token, 0 for a row that only fills the block up.
                     real = tokens.size(0)
                     counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [r]
-                    columns = filled(targets[tokens] - start, size)  # [r], of the targets
-                    if j > 0:
-                        scores, log_z, target_score = block_scores.softmax(rows, columns)
-                        loss = log_z - target_score
-                        weights = hits = counted
-                    else:
-                        # See Note [A head of two sources].
-                        is_word = filled(piece[tokens].eq(0), size)
-                        columns = columns.masked_fill(~is_word, 0)
-                        scores, log_z_words, word_score = block_scores.softmax(rows, columns)
+                    columns = filled(targets[tokens] - start, size)  # [r]
+                    if start == 0:
                         q = filled(cluster_scores[tokens].to(sum_dtype), size)  # [r, J]
-                        cluster = filled((piece[tokens] - 1).clamp_(min=0).unsqueeze(1), size)
-                        cluster_score = q.gather(1, cluster).squeeze(1)
-                        log_z = torch.logaddexp(log_z_words, torch.logsumexp(q, 1))
-                        loss = log_z - torch.where(is_word, word_score, cluster_score)
-                        weights = (log_z_words - log_z).exp_() * counted
-                        hits = is_word.to(sum_dtype) * counted
-                        gradient = (q - log_z.unsqueeze(1)).exp_()
-                        gradient.scatter_add_(1, cluster, is_word.to(sum_dtype).unsqueeze(1) - 1)
+                        pieces = filled(piece[tokens], size)  # [r]
+                        found, gradient = _in_head(block_scores, rows, columns, counted, pieces, q)
                         cluster_gradient[tokens] = gradient[:real]
+                    else:
+                        found = _in_cluster(block_scores, rows, columns, counted)
+                    softmax, loss, columns, weights, hits = found
                     loss[real:] = 0  # 0 times an infinite loss is no number
                     nll += counted @ loss
                     sums.add_block(
-                        tokens, rows, scores, block_scores.table, columns, weights, hits, start
+                        tokens, rows, softmax, block_scores.table, columns, weights, hits, start
                     )
-                    del scores  # before those of the next block are computed
+                    del found, softmax  # before those of the next block are computed
         sums.save(ctx, (cluster_gradient, cluster_scores.dtype))
         return nll
 
@@ -215,7 +278,7 @@ def adaptive_cross_entropy(
     bias: Optional[Tensor],
     cutoffs: Sequence[int],
     *,
-    block_tokens: Optional[int] = None,
+    block_elements: Optional[int] = None,
 ) -> Tensor:
     """Return the sum of -log P(target), from the head and only those clusters that have a target.
 
@@ -229,7 +292,8 @@ def adaptive_cross_entropy(
         matrix: W, shape (N, d).
         bias: b, shape (N,).
         cutoffs: c_1 .. c_J, as :func:`check_cutoffs` returns them.
-        block_tokens: number of tokens held at a time; ``None`` chooses by the number of scores.
+        block_elements: number of scores held at a time; ``None`` is ``blocks.elements_for`` the
+            device, or more where clusters are large.
 
     Returns:
         Scalar in float32 (float64 for float64 input), in nats, with first derivatives only.
@@ -245,5 +309,5 @@ def adaptive_cross_entropy(
         contexts, cluster_scores, matrix, bias
     )
     return _AdaptiveCrossEntropy.apply(
-        contexts, cluster_scores, targets, matrix, bias, tuple(cutoffs), block_tokens
+        contexts, cluster_scores, targets, matrix, bias, tuple(cutoffs), block_elements
     )

@@ -106,7 +106,9 @@ def _load_entries(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
     needed = [name for name in state if _entry_of(name)]
     # Some parts of a model, such as those of LLaVA, have other names in its file.
     in_file = {_entry_of(name): entries[name] for name in entries if _entry_of(name)}
-    found = {name: entries.get(name, in_file.get(_entry_of(name))) for name in needed}
+    found: Dict[str, Any] = {
+        name: entries.get(name, in_file.get(_entry_of(name))) for name in needed
+    }
     missing = [name for name, entry in found.items() if entry is None]
     if missing:
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)

@@ -27,7 +27,7 @@ WORDS, DIM, TOKENS, EXPERTS = 61, 8, 24, 3
 def _adaptive(leaves, targets, eps, block):
     h, q, w, _ = leaves
     given = (h[:, 0], q, targets, w, None, (9, 20, 40))
-    return (adaptive_cross_entropy(*given, block_tokens=3 * block),)
+    return (adaptive_cross_entropy(*given, block_elements=3 * block * WORDS),)
 
 
 def _consistency(leaves, targets, eps, block):

@@ -156,7 +156,7 @@ def adaptive(cutoffs):
         kept = targets.ne(PAD)
         q = q[kept, : len(cutoffs)]
         given = (h[kept, 0], q, targets[kept], w, b, cutoffs)
-        return (adaptive_cross_entropy(*given, block_tokens=block),)
+        return (adaptive_cross_entropy(*given, block_elements=block and block * len(w)),)
 
     def naive(leaves, targets, eps=0.0):
         h, q, w, b = leaves
