@@ -89,9 +89,19 @@ def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) 
     Args:
         ignore_index: target whose tokens are left out; ``None`` leaves out none.
         targets: shape (T,).
+        values: as for :func:`at_rows`.
+    """
+    return at_rows(kept_rows(ignore_index, targets), targets, *values)
+
+
+def at_rows(kept: Optional[Tensor], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
+    """Return the rows of the targets and of ``values`` that are kept.
+
+    Args:
+        kept: from :func:`kept_rows`.
+        targets: shape (T,).
         values: tensors of shape (T, *), differentiable once, or ``None``, which stays ``None``.
     """
-    kept = kept_rows(ignore_index, targets)
     if kept is None:
         return (targets, *values)
     rows = [None if each is None else _DistinctRows.apply(each, kept) for each in values]

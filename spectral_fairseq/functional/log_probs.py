@@ -22,13 +22,13 @@ from spectral_fairseq.functional.blocks import (
     GradientSums,
     accumulation_dtype,
     aligned,
+    at_rows,
     check_loss_shapes,
     detached_without_grad,
     kept_rows,
     padded,
     product_dtype,
     scaled_gradients,
-    without_ignored,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
 
@@ -161,7 +161,7 @@ def blockwise_log_probs(
     check_loss_shapes(contexts, targets, matrix, bias)
     check_range("`softcap`", softcap, above=0, optional=True)
     kept, shape = kept_rows(ignore_index, targets), targets.shape
-    targets, contexts = without_ignored(ignore_index, targets, contexts)
+    targets, contexts = at_rows(kept, targets, contexts)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
     options = (softcap, block_elements)

@@ -34,6 +34,7 @@ from spectral_fairseq.functional.block_softmaxes import BlockSoftmax, BlockSoftm
 from spectral_fairseq.functional.blocks import (
     GradientSums,
     aligned,
+    at_rows,
     check_loss_shapes,
     detached_without_grad,
     kept_rows,
@@ -41,7 +42,6 @@ from spectral_fairseq.functional.blocks import (
     product_dtype,
     scaled_gradients,
     smoothing_weights,
-    without_ignored,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
 
@@ -336,7 +336,7 @@ def blockwise_cross_entropy(
     """
     options = _Options(z_loss, softcap, label_smoothing, by_probability, block_elements)
     given = (contexts, targets, matrix, bias, margin, weights)
-    return Losses(*_cross_entropy(*given, ignore_index, options)[:4])
+    return Losses(*_cross_entropy(*given, kept_rows(ignore_index, targets), options)[:4])
 
 
 @outside_graphs
@@ -356,8 +356,8 @@ def measured_cross_entropy(
     the margin: of an adversarial loss no token is measured.
     """
     given = (contexts, targets, matrix, bias, None, weights)
-    sums = _cross_entropy(*given, ignore_index, _Options(measures=True, **options))
     kept = kept_rows(ignore_index, targets)
+    sums = _cross_entropy(*given, kept, _Options(measures=True, **options))
     return Losses(*sums[:4]), TokenMeasures.at(kept, targets.shape, *sums[4:])
 
 
@@ -368,7 +368,7 @@ def _cross_entropy(
     bias: Optional[Tensor],
     margin: Optional[Tensor],
     weights: Optional[Tensor],
-    ignore_index: Optional[int],
+    kept: Optional[Tensor],
     options: _Options,
 ) -> Tuple[Tensor, ...]:
     check_loss_shapes(contexts, targets, matrix, bias)
@@ -378,9 +378,7 @@ def _cross_entropy(
         check_range("`softcap`", options.softcap, above=0)
     if weights is not None:
         check_token_weights(weights, targets)
-    targets, contexts, margin, weights = without_ignored(
-        ignore_index, targets, contexts, margin, weights
-    )
+    targets, contexts, margin, weights = at_rows(kept, targets, contexts, margin, weights)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     sums: Tuple[Tensor, ...] = _BlockwiseCrossEntropy.apply(
