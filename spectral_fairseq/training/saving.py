@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.saved import weights_file
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.opening import open_model
@@ -34,7 +35,7 @@ from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, re
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
 
-_TABLES: Dict[str, Any] = {"weight-norm": weight_norm_, "svd": factor_}
+_TABLES: Dict[str, Any] = {WeightNormEmbedding.kind: weight_norm_, SVDEmbedding.kind: factor_}
 _OF_METHOD = re.compile(r"\.((?:table|mixture)\..*)")
 
 
