@@ -19,7 +19,8 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import exact_norms, full_float32, widened
+from spectral_fairseq.functional.precision import full_float32, widened
+from spectral_fairseq.functional.row_norms import exact_norms
 
 
 class _SquaredDirectionSum(torch.autograd.Function):

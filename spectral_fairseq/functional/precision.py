@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager, nullcontext
 from typing import ContextManager, Iterator
 
@@ -46,27 +45,3 @@ def _without_tf32() -> ContextManager[None]:
 def widened(tensor: Tensor) -> Tensor:
     """Return a tensor in float32 at least, in which sums and products keep their digits."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-# Converted to float64 at a time on a GPU: 512 MB.
-_DEVICE_NUMBERS = 1 << 26
-
-
-@torch.no_grad()
-def exact_norms(matrix: Tensor) -> Tensor:
-    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no GPU.
-
-    Args:
-        matrix: W, shape (n, d), of any floating dtype.
-    """
-    norms = torch.linalg.vector_norm(matrix, dim=1)
-    info = torch.finfo(torch.promote_types(matrix.dtype, torch.float32))  # of the sum of squares
-    short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
-    if matrix.device.type == "cpu":
-        if bool(short.any()):
-            norms[short] = torch.linalg.vector_norm(matrix[short].double(), dim=1).to(norms.dtype)
-    elif matrix.device.type == "cuda" and matrix.dtype != torch.float64:
-        blocks = matrix.split(max(_DEVICE_NUMBERS // matrix.size(1), 1))
-        wide = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
-        norms = torch.where(short, wide.to(norms.dtype), norms)
-    return norms

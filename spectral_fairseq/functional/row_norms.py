@@ -20,10 +20,37 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import exact_norms, widened
+from spectral_fairseq.functional.precision import widened
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
 SMALLEST_SHARE = 1e-12
+# Converted to float64 at a time on a GPU: 512 MB.
+_DEVICE_NUMBERS = 1 << 26
+
+
+def _shortest(dtype: torch.dtype) -> float:
+    """Return the length below which squares lose digits, which are summed in float32 or wider."""
+    info = torch.finfo(torch.promote_types(dtype, torch.float32))
+    return math.sqrt(info.tiny) / info.eps
+
+
+@torch.no_grad()
+def exact_norms(matrix: Tensor) -> Tensor:
+    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no GPU.
+
+    Args:
+        matrix: W, shape (n, d), of any floating dtype.
+    """
+    norms = torch.linalg.vector_norm(matrix, dim=1)
+    short = norms < _shortest(matrix.dtype)
+    if matrix.device.type == "cpu":
+        if bool(short.any()):
+            norms[short] = torch.linalg.vector_norm(matrix[short].double(), dim=1).to(norms.dtype)
+    elif matrix.device.type == "cuda" and matrix.dtype != torch.float64:
+        blocks = matrix.split(max(_DEVICE_NUMBERS // matrix.size(1), 1))
+        wide = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
+        norms = torch.where(short, wide.to(norms.dtype), norms)
+    return norms
 
 
 class _RowNorms(torch.autograd.Function):
@@ -64,9 +91,8 @@ def rows_with_norms(rows: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
         w_i / c_i, shape (n, d), which is ``rows`` itself unless some are short; their norms, zero
         for zero rows alone, shape (n,); and c_i, shape (n,), or None where all are 1.
     """
-    info = torch.finfo(rows.dtype)
     norms = torch.linalg.vector_norm(rows, dim=1)
-    short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
+    short = norms < _shortest(rows.dtype)
     if not bool(short.any()):
         return rows, norms, None
     largest = torch.linalg.vector_norm(rows[short], float("inf"), dim=1)
