@@ -47,6 +47,15 @@ def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
     return "a link that leads nowhere" if os.path.islink(path) else "no such file"
 
 
+def is_named_in_utf8(path: Union[str, os.PathLike[str]]) -> bool:
+    """Whether a path is text, which libraries outside Python ask for; Python takes any bytes."""
+    try:
+        os.fspath(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def names_in(folder: Union[str, os.PathLike[str]]) -> List[str]:
     """Return the sorted names in a folder; none where it may not be listed.
 

@@ -22,6 +22,11 @@ from spectral_fairseq.analysis.wording import headline_with_figures, verdict, wa
 from spectral_fairseq.errors import needs_extra
 
 
+def encoded(text: str) -> bytes:
+    """Text in UTF-8; bytes of a file's name that are no text stay as escapes, as in JSON."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
     """The page."""
     with needs_extra("plots", "for pictures and the report"):
@@ -47,7 +52,7 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         groups=groups_in_use([checkpoint["measures"] for checkpoint in checkpoints]),
         pictures=pictures,
         opening=OPENING,
-        raw=base64.b64encode(json.dumps(document, ensure_ascii=False).encode()).decode(),
+        raw=base64.b64encode(encoded(json.dumps(document, ensure_ascii=False))).decode(),
         shown=shown,
         headline_of=headline_with_figures,
         verdict=verdict,

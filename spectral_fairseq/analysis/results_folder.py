@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence, Union
 
 from spectral_fairseq.analysis.drawing import FILES, Picture
 from spectral_fairseq.analysis.plots import OCCASIONAL
-from spectral_fairseq.analysis.report import as_html
+from spectral_fairseq.analysis.report import as_html, encoded
 from spectral_fairseq.analysis.text import as_text
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -60,9 +60,9 @@ def write_results(
     for picture in pictures:
         for kind in FILES:
             files[f"{picture.name}.{kind}"] = picture.file(kind)
-    files[DOCUMENT] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
-    files[TEXT] = (as_text(dict(document)) + "\n").encode()
-    files[PAGE] = as_html(document, pictures).encode()
+    files[DOCUMENT] = encoded(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    files[TEXT] = encoded(as_text(dict(document)) + "\n")
+    files[PAGE] = encoded(as_html(document, pictures))
     earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in FILES}
     replaced = earlier - {*files} if os.path.isfile(out / PAGE) else ()
     try:

@@ -12,9 +12,10 @@ Note [Mapped, not read]
 Adam's moments make a checkpoint three times its model, and nothing here needs them. From torch
 2.1 on, tensors can be mapped from the file: only the pages that are used are read, and the system
 may drop them again. The mapping is private, so changing a tensor never changes the file. Archives
-of the older format and compressed ones cannot be mapped (torch would take compressed bytes for
-numbers) and are read as a whole. A file that is cut short in place while it is mapped ends the
-process; fairseq and this package replace checkpoints by renaming, which leaves the mapping intact.
+of the older format, compressed ones (torch would take compressed bytes for numbers) and files with
+names that are not UTF-8 cannot be mapped, and are read as a whole. A file that is cut short in
+place while it is mapped ends the process; fairseq and this package replace checkpoints by renaming,
+which leaves the mapping intact.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from spectral_fairseq.errors import (
     first_line,
     listed,
 )
+from spectral_fairseq.files import is_named_in_utf8
 from spectral_fairseq.provenance import torch_release
 
 _TORCH_REBUILDERS = (
@@ -298,7 +300,7 @@ def _refuse_torchscript(file: Any) -> None:
 def _read(file: Path, members: Sequence[zipfile.ZipInfo]) -> Any:
     options: Dict[str, Any] = {"map_location": "cpu"}
     stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-    if torch_release() >= (2, 1) and members and stored:
+    if torch_release() >= (2, 1) and members and stored and is_named_in_utf8(file):
         options["mmap"] = True
     return torch_load(str(file), **options)
 

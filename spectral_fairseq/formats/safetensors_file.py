@@ -13,7 +13,8 @@ from typing import Dict
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
-from spectral_fairseq.errors import DamagedError, first_line, needs_extra
+from spectral_fairseq.errors import CheckpointError, DamagedError, first_line, needs_extra
+from spectral_fairseq.files import is_named_in_utf8
 from spectral_fairseq.formats.stored import Stored, Unread
 
 
@@ -29,11 +30,14 @@ def read(path: Path) -> Stored:
     Those of types that torch does not have cannot be read.
 
     Raises:
-        CheckpointError: it is not a whole file of this format.
+        CheckpointError: it is not a whole file of this format, or its name is not UTF-8.
         ConfigurationError: the safetensors package is not installed.
     """
     with needs_extra("models", "to read safetensors"):
         import safetensors
+    if not is_named_in_utf8(path):
+        found = "bytes that are not, which safetensors does not open"
+        raise CheckpointError(f"a name in UTF-8 of {path}", found, "Rename the file or its folder.")
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     try:

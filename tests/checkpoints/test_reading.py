@@ -109,6 +109,12 @@ def test_neither_a_tensor_nor_its_file_changes_with_the_other(saved: Saving) -> 
     assert torch.equal(loaded["model"]["w"], content()["model"]["w"])
 
 
+def test_a_file_whose_name_is_no_text(saved: Saving) -> None:
+    path = saved()
+    named = path.rename(path.with_name(os.fsdecode(b"caf\xe9.pt")))
+    assert torch.equal(load_checkpoint(named)["model"]["w"], content()["model"]["w"])
+
+
 def test_a_compressed_archive(saved: Saving) -> None:
     path = saved({"model": {"w": torch.zeros(1000)}})
     packed = path.with_name("packed.pt")

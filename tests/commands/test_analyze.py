@@ -51,6 +51,16 @@ def test_report_folder(checkpoint, tmp_path, analyze):
     analyze(checkpoint, "--out", out, "--overwrite")
 
 
+@pytest.mark.slow
+def test_a_file_whose_name_is_no_text(checkpoint, tmp_path, analyze):
+    pytest.importorskip("matplotlib")
+    named = checkpoint.rename(tmp_path / os.fsdecode(b"caf\xe9.pt"))
+    analyze(named, "--out", tmp_path / "report")
+    found = json.loads((tmp_path / "report" / "analysis.json").read_text("utf-8"))
+    assert found["checkpoints"][0]["path"] == str(named)
+    assert "caf\\xe9" in (tmp_path / "report" / "report.html").read_text("utf-8")
+
+
 def test_the_report_replaces_none_of_its_inputs(checkpoint, tmp_path, monkeypatch, analyze):
     pytest.importorskip("matplotlib")
     counts = tmp_path / "measures.txt"

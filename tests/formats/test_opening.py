@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 
 import numpy as np
 import pytest
@@ -97,6 +98,14 @@ def test_tensors_are_mapped_from_the_file(form, tmp_path):
         assert str(path) in maps.read()
     table.zero_()
     assert path.read_bytes() == before
+
+
+def test_safetensors_cannot_open_a_name_that_is_no_text(tmp_path):
+    WRITERS["safetensors"](tmp_path / "file")
+    named = (tmp_path / "file").rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(CheckpointError, match="name in UTF-8") as refused:
+        open_model(named)
+    assert "Rename" in str(refused.value)
 
 
 def sharded(folder, form):
