@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate one checkpoint; returns the exit status 0."""
     options = options_of(args)
-    options.check_ranges()
+    options.check()
     checkpoint_file(args.checkpoint)
     import_plugin()
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint

@@ -30,7 +30,6 @@ from spectral_fairseq.commands.overrides import parse_overrides
 from spectral_fairseq.errors import (
     UnsupportedError,
     check_enough,
-    idle_flag,
 )
 from spectral_fairseq.functional.progress import ProgressCallback
 from spectral_fairseq.lm.continuous_cache import CacheGrid
@@ -328,7 +327,7 @@ class _Run:
 
 def check(options: EvaluationOptions) -> None:
     """Refuse options that no model can be evaluated with."""
-    options.check_ranges()
+    options.check()
     parse_overrides(options.overrides)
     cache, dynamic, tune = options.cache, options.dynamic, options.tune
     if cache is not None:
@@ -338,14 +337,6 @@ def check(options: EvaluationOptions) -> None:
         check_rates(DynamicRates(*dynamic.rates))
     if tune is None:
         return
-    if cache is None and dynamic is None:
-        raise idle_flag("--tune", "--cache, --dynamic or both")
-    for method, asked, grids in (
-        ("cache", cache, (tune.cache_thetas, tune.cache_weights)),
-        ("dynamic", dynamic, (tune.dynamic_rates, tune.dynamic_decays)),
-    ):
-        if asked is None and grids != (None, None):
-            raise idle_flag(f"--tune-{method}-...", f"--{method}")
     if cache is not None:
         axes = cache_axes(cache, tune)
         CacheGrid(cache.window, axes["theta"], axes["lambda"]).check()

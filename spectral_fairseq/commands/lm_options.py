@@ -130,11 +130,11 @@ class EvaluationOptions:
     dynamic: Optional[DynamicOptions] = None
     tune: Optional[TuneOptions] = None
 
-    def check_ranges(self) -> None:
-        """Refuse numbers out of range, by their flags.
+    def check(self) -> None:
+        """Refuse numbers out of range, and a search for what is not evaluated, by their flags.
 
         Raises:
-            ConfigurationError: the first such number.
+            ConfigurationError: the first of them.
         """
         given = {"--streams": self.streams, "--segment": self.segment}
         if self.dynamic is not None:
@@ -144,6 +144,18 @@ class EvaluationOptions:
             given["--tune-tokens"] = self.tune.tokens
         for flag, number in given.items():
             check_range(flag, number, at_least=1, whole=True, optional=True)
+        if self.tune is not None:
+            self._check_search(self.tune)
+
+    def _check_search(self, tune: TuneOptions) -> None:
+        if self.cache is None and self.dynamic is None:
+            raise idle_flag("--tune", "--cache, --dynamic or both")
+        for method, asked, grids in (
+            ("cache", self.cache, (tune.cache_thetas, tune.cache_weights)),
+            ("dynamic", self.dynamic, (tune.dynamic_rates, tune.dynamic_decays)),
+        ):
+            if asked is None and grids != (None, None):
+                raise idle_flag(f"--tune-{method}-...", f"--{method}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
