@@ -49,15 +49,19 @@ def check_table(weight: Any, use: str) -> None:
         found = "one of weight_norm_ or factor_, which is computed from its entries"
         raise ConfigurationError(f"a plain table for {use}", found, OFF_FIRST)
     if not weight.is_leaf:
-        raise ConfigurationError(
-            f"a plain table for {use}",
-            "one that is computed from other parameters, as by trainable tokens of peft or "
-            "torch.nn.utils.parametrize",
-            "Merge them into the model first (merge_and_unload, remove_parametrizations).",
-        )
+        raise _computed(use)
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         wanted, remedy = f"a table that is trained, for {use}", "Set its requires_grad."
         raise ConfigurationError(wanted, "a frozen one", remedy)
+
+
+def _computed(use: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a plain table for {use}",
+        "one that is computed from other parameters, as by trainable tokens of peft or "
+        "torch.nn.utils.parametrize",
+        "Merge them into the model first (merge_and_unload, remove_parametrizations).",
+    )
 
 
 def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
@@ -115,6 +119,8 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
                 found = f"{name or 'the layer'}, {problem}"
                 raise UnsupportedError(wanted, found, "Use a plain table for this model.")
             layers[name] = layer
+    if not layers:  # spectral_norm of torch.nn.utils computes it before each forward pass
+        raise _computed(use)
     _check_known(weight, layers, use)
     return Uses(weight, layers, rows_of_padding(model, weight))
 

@@ -251,6 +251,7 @@ REFUSED = {
     "sparse": lambda t, m: (nn.Embedding(30, 4, sparse=True), None),
     "renormalised": lambda t, m: (nn.Embedding(30, 4, max_norm=1.0), None),
     "parametrized": lambda t, m: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 30)), None),
+    "computed before a call": lambda t, m: (nn.utils.spectral_norm(nn.Linear(4, 30)), None),
     "without a table": lambda t, m: (nn.GRU(4, 4), None),
     "a raw parameter": lambda t, m: (_raw(m), None),
 }
