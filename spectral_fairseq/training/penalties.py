@@ -182,7 +182,8 @@ class TablePenalty:
             )
         table = _TableOf(self.model, self.excluded, self._prior)
         terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
-        if not all(bool(torch.isfinite(term)) for term in terms.values()):
+        finite = [torch.isfinite(term) for term in terms.values()]
+        if finite and not bool(torch.stack(finite).all()):  # a GPU is waited for once
             check_finite(table.weight().detach(), "the table of TablePenalty")
         return terms
 
