@@ -346,11 +346,14 @@ def mesh():
 
 
 @pytest.fixture
-def products_as_torch_comes():
+def products_as_torch_comes(monkeypatch):
     """Float32 products and attention as torch has them, whatever an earlier trainer has chosen."""
     import torch
     from torch.nn import functional
 
+    from spectral_fairseq.functional import float32_products
+
+    monkeypatch.setattr(float32_products, "_in_force", {})
     matmul = getattr(torch.backends.mkldnn, "matmul", None)
     if not hasattr(matmul, "fp32_precision"):
         matmul = None
