@@ -194,7 +194,7 @@ def epochs_table(recorded: Sequence[Dict[str, Any]]) -> str:
         rows.append(
             [
                 str(epoch),
-                *(f"{one:.2f}" for one in reported or ("", "")),
+                *([f"{one:.2f}" for one in reported] or ["", ""]),
                 _less(*reported) if reported else "",
                 *(_mean(of) for of in arms.values()),
                 _less(*means) if means else "",
