@@ -140,30 +140,39 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
     """
     asked = (products.fast, half_precision)
     with _lock:
-        users, undo = _in_force.get(asked) or (0, _apply(*asked))
-        _in_force[asked] = (users + 1, undo)
-    pending = [asked]
+        applied = _in_force.get(asked)
+        if applied is None:
+            applied = _in_force[asked] = _Applied(_apply(*asked))
+        applied.users += 1
+    pending = [applied]
 
     def restore() -> None:
         while pending:
-            _leave(pending.pop())
+            _leave(asked, pending.pop())
 
     return restore
 
 
+class _Applied:
+    """A choice that is in force, how many have asked for it, and what the last one undoes."""
+
+    def __init__(self, undo: List[Callable[[], None]]) -> None:
+        self.users, self.undo = 0, undo
+
+
 _lock = threading.Lock()
-# (fast, half precision) -> how many have asked for it, and what the last one that leaves undoes
-_in_force: Dict[Tuple[bool, bool], Tuple[int, List[Callable[[], None]]]] = {}
+_in_force: Dict[Tuple[bool, bool], _Applied] = {}  # by the choice and half precision
 
 
-def _leave(asked: Tuple[bool, bool]) -> None:
+def _leave(asked: Tuple[bool, bool], applied: _Applied) -> None:
     with _lock:
-        users, undo = _in_force.pop(asked)
-        if users > 1:
-            _in_force[asked] = (users - 1, undo)
+        applied.users -= 1
+        if applied.users:
             return
-        while undo:
-            undo.pop()()
+        if _in_force.get(asked) is applied:
+            del _in_force[asked]
+        while applied.undo:
+            applied.undo.pop()()
 
 
 def _apply(fast: bool, half_precision: bool) -> List[Callable[[], None]]:
