@@ -29,7 +29,7 @@ import contextlib
 import threading
 import time
 from functools import cache, partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -136,63 +136,67 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
 
     Returns:
         A function that puts everything back as it was found. Where others in this process have
-        asked for the same, in other threads, the last one does.
+        asked for the same part of it, in other threads, the last one does.
     """
-    asked = (products.fast, half_precision)
+    parts: Dict[str, Callable[[], Callable[[], None]]] = {}
+    if products.fast:
+        parts["products"] = _multiply_fast
+    through_onednn = products.fast or (half_precision and _halves_lose_in_flash())
+    if through_onednn and has_flash_kernel():
+        has_matmul = products.fast and _has_setting()
+        matmul: Any = torch.backends.mkldnn.matmul if has_matmul else None  # type: ignore[attr-defined]
+        # What the user has asked to go through oneDNN takes the form that was measured there.
+        amx = processor().has_amx and not products.fast
+        parts["attention"] = partial(choose_attention, matmul, amx)
+    taken = []
     with _lock:
-        applied = _in_force.get(asked)
-        if applied is None:
-            applied = _in_force[asked] = _Applied(_apply(*asked))
-        applied.users += 1
-    pending = [applied]
+        for name, apply in parts.items():
+            if name not in _in_force:
+                _in_force[name] = _Part(name, apply())
+            _in_force[name].users += 1
+            taken.append(_in_force[name])
 
     def restore() -> None:
-        while pending:
-            _leave(asked, pending.pop())
+        while taken:
+            _leave(taken.pop())
 
     return restore
 
 
-class _Applied:
-    """A choice that is in force, how many have asked for it, and what the last one undoes."""
+class _Part:
+    """A part of a choice that is in force, how many have asked for it, and what undoes it."""
 
-    def __init__(self, undo: List[Callable[[], None]]) -> None:
-        self.users, self.undo = 0, undo
+    def __init__(self, name: str, undo: Callable[[], None]) -> None:
+        self.name, self.users, self.undo = name, 0, undo
 
 
 _lock = threading.Lock()
-_in_force: Dict[Tuple[bool, bool], _Applied] = {}  # by the choice and half precision
+_in_force: Dict[str, _Part] = {}
 
 
-def _leave(asked: Tuple[bool, bool], applied: _Applied) -> None:
+def _leave(part: _Part) -> None:
     with _lock:
-        applied.users -= 1
-        if applied.users:
+        part.users -= 1
+        if part.users:
             return
-        if _in_force.get(asked) is applied:
-            del _in_force[asked]
-        while applied.undo:
-            applied.undo.pop()()
+        if _in_force.get(part.name) is part:
+            del _in_force[part.name]
+        part.undo()
 
 
-def _apply(fast: bool, half_precision: bool) -> List[Callable[[], None]]:
-    """Change torch's settings, and return what undoes it, to be called from the last one on."""
-    undo: List[Callable[[], None]] = []
-    matmul: Any = None
-    if fast and _has_setting():
-        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-        undo.append(partial(ONEDNN.change, ONEDNN.change("bf16")))
-    elif fast:
-        undo.append(partial(FLOAT32.change, FLOAT32.change("medium")))
-    if fast and torch.cuda.is_available():
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        undo.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32))
-    through_onednn = fast or (half_precision and _halves_lose_in_flash())
-    if through_onednn and has_flash_kernel():
-        # What the user has asked to go through oneDNN takes the form that was measured there.
-        amx = processor().has_amx and not fast
-        undo.append(choose_attention(matmul, amx))
+def _multiply_fast() -> Callable[[], None]:
+    """Let torch multiply by its fastest way, and return what undoes it."""
+    setting, value = (ONEDNN, "bf16") if _has_setting() else (FLOAT32, "medium")
+    before = setting.change(value)
+    if not torch.cuda.is_available():
+        return partial(setting.change, before)
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+    def undo() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        setting.change(before)
+
     return undo
 
 

@@ -77,10 +77,12 @@ def test_everything_is_put_back_as_it_was_found(fast):
     assert state() == before
 
 
-def test_blocks_that_overlap_put_it_back_when_the_last_one_ends():
+@pytest.mark.parametrize("half_precision", [False, True])
+def test_blocks_that_overlap_put_it_back_when_the_last_one_ends(half_precision):
     """As in two threads; each put back what it had found, which was the other one's."""
     before = state()
-    first, second = (using_products(Products(True, "")) for _ in range(2))
+    first = using_products(Products(True, ""))
+    second = using_products(Products(True, ""), half_precision)
     first.__enter__()
     inside = state()
     second.__enter__()
