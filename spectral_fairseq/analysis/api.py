@@ -27,6 +27,7 @@ from spectral_fairseq.analysis.results_folder import PAGE, check_folder, write_r
 from spectral_fairseq.analysis.text import as_summary, as_text
 from spectral_fairseq.errors import ConfigurationError, check_count, check_enough, missing_package
 from spectral_fairseq.formats.counts import Counts
+from spectral_fairseq.functional.settings import new_tensors_on
 
 
 def analyze(
@@ -75,16 +76,17 @@ def analyze(
     chosen = Options(**options)
     analysed: List[Analysed] = []
     for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):
-        analysed_model = analyse_model(
-            model,
-            chosen,
-            label=label,
-            table=table,
-            dictionary=dictionary,
-            counts=counts,
-            progress=None if progress is None else progress(index),
-            verify=verify,
-        )
+        with new_tensors_on("cpu"):  # where tables are measured
+            analysed_model = analyse_model(
+                model,
+                chosen,
+                label=label,
+                table=table,
+                dictionary=dictionary,
+                counts=counts,
+                progress=None if progress is None else progress(index),
+                verify=verify,
+            )
         analysed.append(analysed_model)
     return Report(analysed, chosen)
 

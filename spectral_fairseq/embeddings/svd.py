@@ -27,7 +27,7 @@ from spectral_fairseq.functional.orthogonality_penalty import (
     identity_residual,
     spectral_defect,
 )
-from spectral_fairseq.functional.precision import full_float32
+from spectral_fairseq.functional.precision import full_float32, widened
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior, check_rank
@@ -154,8 +154,8 @@ class SVDEmbedding(FactoredEmbedding):
         self.V = nn.Parameter(self.v_scale * torch.eye(embedding_dim))
         # Checkpoints hold both buffers: s, without which U has no meaning, and the norm to which
         # an automatic c1 refers.
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("initial_norm", torch.ones(()))
+        self.register_buffer("scale", widened(torch.ones(())))
+        self.register_buffer("initial_norm", widened(torch.ones(())))
         # With an automatic c1 the prior is this shape, of norm 1, times the initial norm.
         self.register_buffer("prior_shape", shape.to(self.U.device), persistent=False)
         self.start_norm = math.sqrt(counted) if frobenius_norm is None else float(frobenius_norm)
@@ -183,11 +183,12 @@ class SVDEmbedding(FactoredEmbedding):
         self.initial_norm.fill_(self.start_norm)
         counted = self._counted_rows()
         # They are drawn on the CPU, so that a seed gives one table whatever the device.
-        q, r = torch.linalg.qr(torch.randn(len(counted), self.embedding_dim, device="cpu"))
+        new: Any = {"device": "cpu", "dtype": self.scale.dtype}
+        q, r = torch.linalg.qr(torch.randn(len(counted), self.embedding_dim, **new))
         q *= r.diagonal().sign()  # makes the distribution uniform
-        u = torch.zeros(self.num_embeddings, self.embedding_dim, device="cpu")
+        u = torch.zeros(self.num_embeddings, self.embedding_dim, **new)
         u[counted] = q
-        self._store(u, self.prior().cpu(), torch.eye(self.embedding_dim, device="cpu"))
+        self._store(u, self.prior().cpu(), torch.eye(self.embedding_dim, **new))
 
     @torch.no_grad()
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
@@ -219,6 +220,7 @@ class SVDEmbedding(FactoredEmbedding):
             raise CheckpointError(
                 "a table with factors", "only zeros", "Take the checkpoint of a trained model."
             )
+        full[~dense.any(1)] = 0  # where products leave rounding errors, which have a direction
         scale = sigma.square().mean().sqrt()
         return {
             "U": (full * scale).to(weight.dtype).contiguous(),

@@ -12,6 +12,7 @@ from typing import (
     ClassVar,
     Dict,
     FrozenSet,
+    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -125,6 +126,7 @@ class Table(nn.Module):
         embedding_dim: d.
         padding_idx: row of the padding symbol, if there is one.
         excluded_rows: rows that penalties and measures leave out, the padding row among them.
+        excluded: the same as numbers, which a table on the device meta has too.
         weight: W, shape (N, d).
     """
 
@@ -142,6 +144,7 @@ class Table(nn.Module):
     embedding_dim: int
     padding_idx: Optional[int]
     excluded_rows: Tensor
+    excluded: List[int]
     weight: Tensor
 
     @classmethod
@@ -292,8 +295,8 @@ class Table(nn.Module):
         """Set ``padding_idx``, if any, and ``excluded_rows``; ``num_embeddings`` is set before."""
         rows = [counted_from_start(row, self.num_embeddings) for row in (*padding, *excluded_rows)]
         self.padding_idx = rows[0] if padding else None
-        self._excluded = sorted(set(rows))
-        excluded = torch.tensor(self._excluded, dtype=torch.long)
+        self.excluded = sorted(set(rows))
+        excluded = torch.tensor(self.excluded, dtype=torch.long)
         self.register_buffer("excluded_rows", excluded, persistent=False)
 
     def _apply(
@@ -316,7 +319,7 @@ class Table(nn.Module):
 
     def _fill_constants(self) -> None:
         """Give the buffers that no checkpoint holds their values, where the parameters are."""
-        self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=self._device())
+        self.excluded_rows = torch.tensor(self.excluded, dtype=torch.long, device=self._device())
 
 
 class FactoredEmbedding(Table):

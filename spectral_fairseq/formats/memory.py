@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
 import numpy as np
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.formats.config import padding_rows
 from spectral_fairseq.formats.roles import may_be_table
@@ -58,10 +59,9 @@ def _module(model: nn.Module, kind: str) -> Stored:
     # Detaching may be left to the tensors that can be read: others answer with communication.
     state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of(state)
-    tensors = _without_adapters(model, {name: tensor.detach() for name, tensor in tensors.items()})
-    inputs = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)
-    }
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    tensors = _without_adapters(model, {**tensors, **_shared_tables(model, tensors)})
+    inputs = _look_ups(model)
     words = {
         k: layer for k, layer in inputs.items() if may_be_table(k, *layer.weight.shape)
     } or inputs
@@ -71,18 +71,51 @@ def _module(model: nn.Module, kind: str) -> Stored:
         settings = config.to_dict()
         padding = padding_rows(settings)
     else:
-        padding = sorted(
-            {layer.padding_idx for layer in words.values() if layer.padding_idx is not None}
-        )
+        padding = sorted({row for layer in words.values() for row in _left_out(layer)})
     return Stored(
         name=f"the module {kind}",
         tensors=tensors,
-        only_input=next(iter(inputs)) or "weight" if len(inputs) == 1 else None,
+        only_input=next(iter(inputs)) if len(inputs) == 1 else None,
         uncounted=padding,
         arch=kind,
         unread=unread,
         settings=settings,
     )
+
+
+def _look_ups(model: nn.Module) -> Dict[str, Any]:
+    """The layers that look up vectors by the names of what they store, and tables alone."""
+    named = dict(model.named_modules())
+    used = {getattr(layer, "stored_table", None) for layer in named.values()}
+    found: Dict[str, Any] = {}
+    for name, layer in named.items():
+        if isinstance(layer, nn.Embedding):
+            part = "table" if hasattr(layer, "stored_table") else "" if name else "weight"
+            found[f"{name}.{part}".strip(".")] = layer
+        elif isinstance(layer, Table) and layer not in used:
+            found[name or "table"] = layer
+    return found
+
+
+def _left_out(layer: Any) -> List[int]:
+    """The rows of a look-up that stand for no word."""
+    if isinstance(layer, Table):
+        return layer.excluded
+    return [] if layer.padding_idx is None else [layer.padding_idx]
+
+
+def _shared_tables(model: nn.Module, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The entries of tables that another layer owns, under the names of the layers that use them.
+
+    A plain tied weight has the names of all its layers; ``spectral_fairseq.training`` leaves the
+    table that takes its place with one of them.
+    """
+    shared = {}
+    for name, layer in model.named_modules():
+        table = getattr(layer, "stored_table", None)
+        for key, entry in table.state_dict().items() if isinstance(table, Table) else ():
+            shared[f"{name}.table.{key}".lstrip(".")] = entry
+    return {key: entry for key, entry in shared.items() if key not in tensors}
 
 
 def _without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:

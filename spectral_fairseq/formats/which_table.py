@@ -15,7 +15,12 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.embeddings.entries import entries_by_module, kind_of, same_table
+from spectral_fairseq.embeddings.entries import (
+    entries_by_module,
+    factored_kind,
+    kind_of,
+    same_table,
+)
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
 from spectral_fairseq.formats.config import (
     shares_by_default,
@@ -180,6 +185,8 @@ class Matrices:
         self.sizes = vocabulary_sizes(stored.settings)
         self.shares = shares_output(stored.settings)
         self.by_default = shares_by_default(stored.settings)
+        if factored_kind(entries_by_module(self.tensors).get("", {})):  # a table alone
+            self.tensors = {f"table.{key}": tensor for key, tensor in self.tensors.items()}
         self.modules = entries_by_module(self.tensors)
         self.lying = self._lying_outputs()
         if self.lying:
@@ -285,8 +292,21 @@ class Matrices:
 
     def only_matrix(self) -> Optional[str]:
         """The name of the only matrix; None if there are several or none."""
-        names = [key for key, value in self.tensors.items() if value.dim() == 2]
+        names = [*self._matrices()]
         return names[0] if len(names) == 1 else None
+
+    def _matrices(self) -> Dict[str, Tuple[int, int]]:
+        """Rows and columns of each matrix by its name, or by its module's if it is of factors."""
+        found: Dict[str, Tuple[int, int]] = {}
+        for module, entries in self.modules.items():
+            kind = factored_kind(entries)
+            if kind is not None:
+                found[module] = kind.stored_shape(entries)
+                continue
+            for entry, value in entries.items():
+                if value.dim() == 2:
+                    found[f"{module}.{entry}" if module else entry] = value.size(0), value.size(1)
+        return found
 
     def entries_of(self, name: str) -> Mapping[str, Tensor]:
         """What a module stores of a table, or a bare matrix as ``{"weight": matrix}``.
@@ -335,7 +355,7 @@ class Matrices:
 
     def _no_choice(self, wanted: Optional[str], fitting: Sequence[List[str]]) -> CheckpointError:
         where = self.stored.name
-        matrices = [(key, *value.shape) for key, value in self.tensors.items() if value.dim() == 2]
+        matrices = [(name, *shape) for name, shape in self._matrices().items()]
         if not self.tables and not matrices:
             shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in self.tensors.items()]
             remedy = "Give a model, or a matrix with one row for each word."
@@ -469,7 +489,7 @@ def _check_output(matrices: Matrices, unread: Mapping[str, str]) -> None:
         raise _of_an_adapter(stored, changed or adapters)
     if not tables:
         single = matrices.only_matrix()
-        rows = len(matrices.tensors[single]) if single is not None else 0
+        rows = matrices.shape(single)[0] if single is not None else 0
         larger = {k: v for k, v in matrices.unread.items() if v.shape[1:] and v.shape[0] >= rows}
         _refuse_unread(stored, {key: array.why for key, array in larger.items()})
     elif matrices.shares is False and not unread and not has_output(tables):

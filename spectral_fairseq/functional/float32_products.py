@@ -94,7 +94,7 @@ def _has_setting() -> bool:
 def _error(fast: bool) -> float:
     """Root mean square of the relative error of a product of 256 x 256 numbers."""
     generator = torch.Generator().manual_seed(1)
-    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    left, right = (torch.randn(256, 256, generator=generator, device="cpu") for _ in range(2))
     exact = left.double() @ right.double()
     with using_products(Products(fast, "")):
         product = left @ right
@@ -108,7 +108,7 @@ def timed_products(size: int = 1024, turns: int = 5) -> Optional[Tuple[float, fl
     """
     if not _has_setting():
         return None
-    left, right = torch.randn(2, size, size).unbind()
+    left, right = torch.randn(2, size, size, device="cpu").unbind()
     best, threads = [float("inf")] * 2, torch.get_num_threads()
     torch.set_num_threads(1)  # time of the processor, which other programs may share
     for _ in range(turns + 1):  # the first one prepares the kernels

@@ -38,7 +38,7 @@ def _find_onednn_linear() -> Optional[Any]:
         return None
     try:
         linear = torch.ops.mkldnn._linear_pointwise.default
-        ones = torch.ones(2, 2)
+        ones = torch.ones(2, 2, device="cpu")
         with torch.no_grad():
             # Notices a later torch in which the signature or the meaning has changed.
             works = torch.equal(linear(ones, ones, None, "none", [], ""), 2 * ones)

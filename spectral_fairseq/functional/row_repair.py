@@ -145,7 +145,9 @@ def new_rows(
     known = widened(matrix[kept])
     known = known[length_scores(row_lengths(known.float())) <= OUTLYING]
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(len(rows), matrix.size(1), generator=generator, dtype=torch.float64)
+    drawn = torch.randn(
+        len(rows), matrix.size(1), generator=generator, dtype=torch.float64, device="cpu"
+    )
     share = {"mean": noise, "normal": 1.0, "zero": 0.0}[fill]
     spread = share * known.std(0, unbiased=False)
     middle = known.mean(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Tuple
 
 import torch
 
@@ -85,6 +85,15 @@ FLOAT32 = Setting(
     lambda value: torch.set_float32_matmul_precision(value),
 )
 """The same by the older name, which torch refuses to read where the newer one was used."""
+
+
+def new_tensors_on(device: str) -> ContextManager[Any]:
+    """Make tensors on this device where none is named, whatever ``torch.set_default_device`` says.
+
+    It holds in this thread, to the end of the block. Before torch 2.0 there is no default device.
+    """
+    chosen: Any = torch.device(device)
+    return chosen if hasattr(chosen, "__enter__") else nullcontext()
 
 
 def has_onednn_setting() -> bool:

@@ -79,8 +79,8 @@ def repeated_rows(matrix: Tensor, *, block_rows: Optional[int] = None) -> Tensor
 def _hashes(rows: Tensor) -> Tensor:
     bits = rows.contiguous().view(_INTEGERS[rows.element_size()])
     generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (bits.size(1),), generator=generator) * 2 + 1
-    return (bits.long() * factors.to(rows.device)).sum(1)  # mod 2^64
+    halves = torch.randint(-(2**62), 2**62, (bits.size(1),), generator=generator, device="cpu")
+    return (bits.long() * (halves * 2 + 1).to(rows.device)).sum(1)  # mod 2^64
 
 
 def _occurs_again(hashes: List[Tensor]) -> Tensor:

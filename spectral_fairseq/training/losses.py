@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
+from spectral_fairseq.functional.settings import new_tensors_on
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
@@ -164,7 +165,9 @@ def mixture_(
     parameter = next(layer.parameters(), None)
     parameter = next(model.parameters()) if parameter is None else parameter
     scales: Any = {"context_scale": context_scale, "softcap": softcap}
-    made = MIXTURES[kind](_TableOfLayer(layer), layer.in_features, components, dropout, **scales)
+    with new_tensors_on("meta" if parameter.is_meta else "cpu"):
+        table = _TableOfLayer(layer)
+        made = MIXTURES[kind](table, layer.in_features, components, dropout, **scales)
     layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
     put_on(layer, MixtureLayer)
     return _handing_on(model, layer, loss)

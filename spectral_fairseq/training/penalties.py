@@ -190,7 +190,7 @@ class TablePenalty:
     def __call__(self) -> Tensor:
         """The weighted sum, a scalar."""
         terms = [self.weights[name] * term for name, term in self.terms().items()]
-        return functools.reduce(torch.add, terms) if terms else torch.zeros(())
+        return functools.reduce(torch.add, terms) if terms else torch.zeros((), device="cpu")
 
 
 def _padding(model: Union[nn.Module, Tensor]) -> Sequence[int]:
@@ -199,7 +199,7 @@ def _padding(model: Union[nn.Module, Tensor]) -> Sequence[int]:
         return ()
     layer: Any = output_layer(model)
     if isinstance(layer, FactoredLayer):
-        return layer.stored_table.excluded_rows.tolist()  # type: ignore[no-any-return]
+        return layer.stored_table.excluded
     return rows_of_padding(without_wrappers(model), layer.weight)
 
 

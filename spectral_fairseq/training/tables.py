@@ -41,6 +41,7 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.row_repair import NOISE, new_rows, rows_to_repair
+from spectral_fairseq.functional.settings import new_tensors_on
 from spectral_fairseq.functional.spectrum_penalty import check_rank
 from spectral_fairseq.functional.word_counts import fault_of_counts
 from spectral_fairseq.training.computed_weight import read_alone
@@ -317,7 +318,8 @@ def _load(table: FactoredEmbedding, uses: Uses) -> None:
 def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -> AnyTable:
     uses = uses_of_table(model, use)
     # It may refuse: nothing has been changed so far. What it draws does not stay.
-    with torch.random.fork_rng(devices=[]):
+    device = "meta" if uses.weight.is_meta else "cpu"
+    with torch.random.fork_rng(devices=[]), new_tensors_on(device):
         table = make(uses)
     owner = next(iter(uses.layers.values()))
     if hasattr(owner, "table"):

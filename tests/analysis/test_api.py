@@ -11,7 +11,13 @@ from torch import nn
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.commands.main import main
+from spectral_fairseq.embeddings import (
+    SpectralNormEmbedding,
+    SVDEmbedding,
+    WeightNormEmbedding,
+)
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.training import factor_, weight_norm_
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 ROWS = cone()
@@ -156,6 +162,54 @@ def test_a_report_is_written(tmp_path):
     assert json.loads((tmp_path / "out" / "analysis.json").read_text("utf-8")) == report.to_dict()
     with pytest.raises(ConfigurationError, match="--overwrite"):
         report.write(tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [WeightNormEmbedding, SVDEmbedding, SpectralNormEmbedding])
+def test_a_table_of_factors_is_measured_as_its_matrix(kind, tmp_path):
+    """Alone or on a layer, what it stores was measured: lengths .23 in the place of 1.86."""
+    table = kind.from_dense(ROWS, padding_idx=1)
+    with torch.no_grad():
+        for one in table.parameters():
+            one.mul_(1 + torch.rand(one.shape, generator=torch.Generator().manual_seed(2)))
+    kept = torch.arange(60) != 1
+    with torch.no_grad():
+        dense = table.eval().weight
+    (expected,), (whole,) = measures(dense[kept]), measures(dense)
+    torch.save(table.state_dict(), tmp_path / "table.pt")
+    for model, of_matrix in ((table, expected), (table.state_dict(), whole)):
+        for name, value in measures(model)[0].items():
+            if value is not None and name in of_matrix and of_matrix[name] is not None:
+                assert value == pytest.approx(of_matrix[name], rel=1e-4, abs=1e-6), name
+    assert measures(tmp_path / "table.pt") == measures(table.state_dict())
+    head = nn.ModuleDict({"odd": nn.Linear(3, 3), "other": table})
+    assert measures(head) == measures(head, table="other") == measures(table)
+    with pytest.raises(CheckpointError, match="other .60 x 6., odd.weight"):
+        analyze(head.state_dict())
+
+
+@pytest.mark.parametrize("method", [weight_norm_, factor_])
+def test_a_model_with_a_table_is_measured_as_the_plain_one(method):
+    """Whatever the names of its layers: a tied output layer was unknown behind a table."""
+    for name in ("embed", "shared", "odd"):
+        model = nn.ModuleDict({name: nn.Embedding(60, 6, 3), "mid": nn.Linear(6, 6)})
+        model["lm_head"] = nn.Linear(6, 60, bias=False)
+        model["lm_head"].weight = model[name].weight
+        layer = nn.Embedding.from_pretrained(model[name].weight.detach(), freeze=False)
+        (expected,) = measures(model)
+        (of_layer,) = measures(layer)
+        method(model)
+        method(layer)
+        for one, wanted in ((model, expected), (layer, of_layer)):
+            (found,) = measures(one)
+            for key in ("i1", "i2", "mean_cosine", "sigma_max", "norm_mean"):
+                assert found[key] == pytest.approx(wanted[key], rel=1e-4), (name, key)
+
+
+@pytest.mark.skipif(not hasattr(torch.device, "__enter__"), reason="torch 2.0 is the first")
+def test_the_default_device_is_not_that_of_the_measures():
+    with torch.device("meta"):
+        report = analyze(ROWS)
+    assert report.to_dict()["checkpoints"] == analyze(ROWS).to_dict()["checkpoints"]
 
 
 @pytest.mark.parametrize(

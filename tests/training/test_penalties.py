@@ -27,6 +27,19 @@ def test_penalties_have_one_scale(transformers):
     assert float(TablePenalty(model)()) == 0.0
 
 
+def test_a_model_on_the_device_meta(transformers):
+    """The rows of padding of a table were read from a tensor without numbers."""
+    expected = build(transformers, "marian")
+    weight_norm_(expected)
+    with torch.device("meta"):
+        model = build(transformers, "marian")
+        weight_norm_(model)
+        penalty = TablePenalty(model, cosine=1.0)
+    assert penalty.excluded == TablePenalty(expected).excluded == [1]
+    model.load_state_dict(expected.state_dict(), assign=True)
+    assert float(penalty()) == float(TablePenalty(expected, cosine=1.0)())
+
+
 def test_defaults_are_those_of_the_flags(transformers):
     """nu was 1 here and 2 there."""
     model = build(transformers)

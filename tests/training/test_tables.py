@@ -13,6 +13,7 @@ from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, Wei
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import (
     SpectrumControl,
+    TablePenalty,
     factor_,
     fused_loss_,
     mixture_,
@@ -204,6 +205,34 @@ def test_on_the_device_meta(transformers, kind):
         repair_(build(transformers))
     # Buffers that no checkpoint holds are a matter of transformers; the table has its own.
     assert torch.equal(model.lm_head.weight, source.lm_head.weight)
+
+
+@pytest.mark.skipif(not hasattr(torch.device, "__enter__"), reason="torch 2.0 is the first")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_default_device_and_type_are_not_those_of_the_model(dtype):
+    """They were taken for new tables, and the random numbers of ``factor_`` need 32 bits."""
+    found = []
+    for device, kind in (("cpu", torch.float32), ("meta", dtype)):
+        torch.manual_seed(0)
+        models = [Straight() for _ in range(4)]
+        counts = torch.arange(1, WORDS + 1).tolist()
+        torch.set_default_dtype(kind)
+        try:
+            with torch.device(device):
+                weight_norm_(models[0], counts)
+                factor_(models[1])
+                penalty = TablePenalty(models[1], spectrum=1.0, cosine=1.0)()
+                mixture_(models[2], components=2, shift=False)
+                models[3].lm_head.weight.data[5] = 0.0
+                repair_(models[3])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        mixture = {id(one) for one in models[2].lm_head.mixture.parameters()}  # which is drawn
+        kept = [one for model in models for one in model.parameters() if id(one) not in mixture]
+        assert all(one.dtype == torch.float32 for model in models for one in model.parameters())
+        models[2](torch.zeros(1, 2, dtype=torch.long))
+        found.append([penalty, *kept])
+    torch.testing.assert_close(*found)
 
 
 def test_a_layer_alone_and_a_table_that_is_shared_outside_it():
