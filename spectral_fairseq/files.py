@@ -17,7 +17,7 @@ import stat
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Callable, Iterator, List, Optional, Set, Tuple, Type, Union
+from typing import Callable, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -30,7 +30,7 @@ from spectral_fairseq.errors import (
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
-_unfinished: Set[str] = set()
+_unfinished: Dict[str, str] = {}  # path of what is being written -> the place that it will take
 
 
 def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
@@ -180,14 +180,13 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         )
     _remove_leftovers(target)
     partial, descriptor = _begin(target, _make_file)
-    with _removed_on_signals(partial):
+    with _undone_on_signals(partial, target):
         try:
             yield Path(partial)
             os.fsync(descriptor)
             os.replace(partial, target)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+            _undo(partial, target)
             raise
         finally:
             os.close(descriptor)
@@ -197,8 +196,9 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
 def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     """Yield a new empty folder to fill, which takes the place of ``path`` at the end of the block.
 
-    What was at ``path`` is removed then. The new folder lies beside it under a random name; it is
-    removed if the block raises, and on SIGTERM and SIGHUP; see Note [What a killed process leaves].
+    What was at ``path`` is removed then. The new folder lies beside it under a random name. If the
+    block raises, and on SIGTERM and SIGHUP, it is removed, and what was at ``path`` is there; see
+    Note [What a killed process leaves].
 
     Args:
         path: the folder to make; of a link, what it points to is replaced.
@@ -208,8 +208,8 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     """
     target = os.path.realpath(path)
     partial, descriptor = _begin(target, _make_folder)
-    old = f"{partial[: -len(_NEW)]}{_OLD}"
-    with contextlib.ExitStack() as opened, _removed_on_signals(partial):
+    old = _set_aside(partial)
+    with contextlib.ExitStack() as opened, _undone_on_signals(partial, target):
         opened.callback(os.close, descriptor)
         try:
             yield Path(partial)
@@ -221,15 +221,31 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
                 os.replace(target, old)
             os.replace(partial, target)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            if os.path.isdir(old):
-                os.replace(old, target)
+            _undo(partial, target)
             raise
         shutil.rmtree(old, ignore_errors=True)
     _remove_leftovers(target)
 
 
 _NEW, _OLD = ".tmp", ".old"
+
+
+def _set_aside(partial: str) -> str:
+    """Where the old folder lies while the new one takes its place."""
+    return f"{partial[: -len(_NEW)]}{_OLD}"
+
+
+def _undo(partial: str, target: str) -> None:
+    """Remove what was begun, after the old folder is back if nothing has taken its place."""
+    old = _set_aside(partial)
+    if os.path.isdir(old) and not os.path.lexists(target):
+        os.replace(old, target)
+    for path in (partial, old):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def _prefix(target: str) -> str:
@@ -297,31 +313,28 @@ def _share_like(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _removed_on_signals(partial: str) -> Iterator[None]:
-    """Remove ``partial`` when a signal ends the process, which runs no ``finally``."""
+def _undone_on_signals(partial: str, target: str) -> Iterator[None]:
+    """Undo what was begun when a signal ends the process, which runs no ``finally``."""
     replaced = []
     if threading.current_thread() is threading.main_thread():  # others may not set handlers
         # A handler of somebody else decides itself whether the process ends.
         replaced = [
             number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL
         ]
-    _unfinished.add(partial)
+    _unfinished[partial] = target
     for number in replaced:
-        signal.signal(number, _remove_and_end)
+        signal.signal(number, _undo_and_end)
     try:
         yield
     finally:
         for number in replaced:
             signal.signal(number, signal.SIG_DFL)
-        _unfinished.discard(partial)
+        del _unfinished[partial]
 
 
-def _remove_and_end(number: int, _: Optional[FrameType]) -> None:
-    for partial in tuple(_unfinished):
+def _undo_and_end(number: int, _: Optional[FrameType]) -> None:
+    for partial, target in tuple(_unfinished.items()):
         with contextlib.suppress(OSError):
-            if os.path.isdir(partial):
-                shutil.rmtree(partial)
-            else:
-                os.unlink(partial)
+            _undo(partial, target)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)  # so that the exit status tells the signal

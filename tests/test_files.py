@@ -157,6 +157,51 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number):
     assert list(tmp_path.iterdir()) == []
 
 
+INTERRUPTED_WRITER = """
+    import os, signal, sys
+    from pathlib import Path
+    from spectral_fairseq.files import making_folder
+
+    number, renames = int(sys.argv[2]), int(sys.argv[3])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)
+    rename, done = os.replace, []
+
+    def interrupted(*names):
+        rename(*names)
+        done.append(names)
+        if len(done) == renames:
+            os.kill(os.getpid(), number)
+
+    os.replace = interrupted
+    with making_folder(sys.argv[1]) as folder:
+        (folder / "weights").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(("renames", "kept"), [(1, "old"), (2, "new")])
+def test_a_signal_between_two_renames_leaves_the_old_folder_or_the_new_one(
+    tmp_path, number, renames, kept
+):
+    path = tmp_path / "it"
+    path.mkdir()
+    (path / "weights").write_text("old")
+    home = str(Path(spectral_fairseq.__file__).parents[1])
+    process = subprocess.run(
+        [
+            *(sys.executable, "-c", textwrap.dedent(INTERRUPTED_WRITER)),
+            *(str(path), str(int(number)), str(renames)),
+        ],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": home},
+        timeout=30,
+    )
+    assert process.returncode == -number
+    assert (path / "weights").read_text() == kept and list(tmp_path.iterdir()) == [path]
+
+
 def test_handlers_are_those_of_before(tmp_path):
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
     with ExitStack() as several:
