@@ -27,13 +27,13 @@ Flags: ``--spectrum-decay`` 0, ``--spectrum-side`` above, ``--spectrum-slack`` 3
     ``--spectrum-scale`` free, ``--table-centering`` 0, ``--spectrum-decay-interval`` 10,
     ``--spectrum-decay-start`` 0.
 In order: ``plugin/control_trainer.py: control_tables``, ``methods/control.py: ControlRule.plan``,
-    ``plan_change``, ``Workers.share_change``, ``apply_change_``.
+    ``plan_change``, ``functional/workers.py: Workers.share_change``, ``apply_change_``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -272,55 +272,3 @@ def counted_norm(
     """
     _, gram = counted_moments(weight.detach(), excluded)
     return math.sqrt(float(summed(gram.diagonal().double().sum())))
-
-
-class Workers(NamedTuple):
-    """The processes that hold the same table, of which the first one plans for all.
-
-    Two eigensolvers need not agree on the last bit. All call :meth:`share` with what they planned.
-
-    Args:
-        group: process group of the workers; ``None`` is all of them.
-        first: the rank, among all workers, of the first one of the group.
-        together: whether every worker plans, since they have to sum; the first one's plan counts.
-    """
-
-    group: Any = None
-    first: int = 0
-    together: bool = False
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one."""
-        return has_workers() and torch.distributed.get_world_size(self.group) > 1
-
-    @property
-    def plans(self) -> bool:
-        """Whether this worker plans."""
-        return self.together or not self.several or torch.distributed.get_rank() == self.first
-
-    def share(self, planned: Optional[Tensor], shape: Tuple[int, ...], device: Any) -> Tensor:
-        """The first worker's tensor, float64, on every worker.
-
-        Args:
-            planned: what this worker planned, shape (*); ``None`` where it does not plan.
-            shape: of the tensor.
-            device: of the tensor.
-        """
-        if planned is None:
-            planned = torch.empty(shape, dtype=torch.float64, device=device)
-        if self.several:
-            planned = planned.contiguous()
-            torch.distributed.broadcast(planned, self.first, group=self.group)
-        return planned
-
-    def share_change(self, planned: Optional[TableChange], weight: Tensor) -> TableChange:
-        """The first worker's change of a table of shape (n, d), on every worker."""
-        dim = weight.size(1)
-        packed = None if planned is None else planned.packed()
-        return TableChange.unpacked(self.share(packed, (dim + 2, dim), weight.device))
-
-
-def has_workers() -> bool:
-    """Whether this process is one of several that ``torch.distributed`` connects."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -21,7 +21,8 @@ import torch
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.table_control import Workers, apply_change_
+from spectral_fairseq.functional.table_control import apply_change_
+from spectral_fairseq.functional.workers import Workers
 from spectral_fairseq.methods.control import CENTERING, DECAY
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.plugin.control import SVD_INTERVAL, SpectrumControl

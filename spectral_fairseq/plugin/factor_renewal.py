@@ -17,7 +17,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.factor_renewal import redecomposition, singular_system
 from spectral_fairseq.functional.row_blocks import multiply_
-from spectral_fairseq.functional.table_control import Workers
+from spectral_fairseq.functional.workers import Workers
 from spectral_fairseq.plugin.trained_weights import moments, trained_weights
 
 # Names in the states of fairseq's optimisers. A momentum is a sum of gradients. The second moments

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Union
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -25,13 +25,13 @@ from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.spectrum_penalty import Prior, check_rank
 from spectral_fairseq.functional.table_control import (
     TableChange,
-    Workers,
     apply_change_,
     counted_norm,
-    has_workers,
 )
+from spectral_fairseq.functional.workers import Workers, has_workers
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.training.output_layer import weight_of, without_wrappers
+from spectral_fairseq.training.row_shard import part_of, row_shard
 from spectral_fairseq.training.table_checks import (
     check_has_owner,
     check_not_sharded,
@@ -43,59 +43,6 @@ from spectral_fairseq.training.table_checks import (
 
 # The controls that follow each optimiser.
 _FOLLOWERS: WeakKeyDictionary[Any, WeakSet[SpectrumControl]] = WeakKeyDictionary()
-
-
-class RowShard(NamedTuple):
-    """The rows that this worker holds of a table that ``fully_shard`` (FSDP 2) may have split.
-
-    Attributes:
-        rows: shape (n, d), in the memory of the parameter; writing to it changes the table.
-        start: index of the first one in the whole table.
-        group: of the workers that hold the other rows; ``None`` if there are none.
-    """
-
-    rows: Tensor
-    start: int
-    group: Any
-
-    def own(self, places: Sequence[int]) -> List[int]:
-        """Those of the indices of the whole table that are here, counted from ``start``."""
-        end = self.start + len(self.rows)
-        return [place - self.start for place in places if self.start <= place < end]
-
-    def summed(self, part: Tensor) -> Tensor:
-        """The sum of a tensor over the workers."""
-        if self.group is None:
-            return part
-        total = part.contiguous().clone()
-        torch.distributed.all_reduce(total, group=self.group)
-        return total
-
-
-@torch.no_grad()
-def row_shard(weight: Tensor) -> Optional[RowShard]:
-    """The part of a table on this worker; ``None`` if it is not split by rows alone.
-
-    A table that is also copied to other groups of workers (HSDP) is split in the same way in each.
-
-    Args:
-        weight: of any kind, shape (N, d).
-    """
-    if not any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
-        return None
-    table: Any = weight
-    split = [
-        (axis, place) for axis, place in enumerate(table.placements) if not place.is_replicate()
-    ]
-    if len(split) != 1 or type(split[0][1]).__name__ != "Shard" or split[0][1].dim != 0:
-        return None
-    axis, mesh = split[0][0], table.device_mesh
-    chunk = -(-table.size(0) // mesh.size(axis))
-    start = min(mesh.get_local_rank(axis) * chunk, table.size(0))
-    rows = table.to_local()
-    if len(rows) != min(chunk, table.size(0) - start):  # not in equal pieces, the last one smaller
-        return None
-    return RowShard(rows.detach(), start, mesh.get_group(axis))
 
 
 class SpectrumControl:
@@ -240,7 +187,7 @@ class SpectrumControl:
         if not self._checked and isinstance(self._model, Tensor) and has_workers():
             check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
-        part, excluded = _part(weight, self.excluded)
+        part, excluded = part_of(weight, self.excluded)
         group = part.group or self._group
         first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
         workers = Workers(group, first, together=part.group is not None)
@@ -314,7 +261,7 @@ class SpectrumControl:
             weight: the table, shape (N, d).
             rate: as for :meth:`step`.
         """
-        part, excluded = _part(weight, self.excluded)
+        part, excluded = part_of(weight, self.excluded)
         self._start_norm = self._start_norm or _norm(weight, self.excluded)
         prior = self._prior.spectrum(weight.size(1), self._start_norm).to(part.rows.device)
         return self.rule.plan(
@@ -352,15 +299,8 @@ def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
     return weight
 
 
-def _part(weight: Tensor, excluded: Sequence[int]) -> Tuple[RowShard, Tensor]:
-    """The rows of a table that are here, and those of them that are left alone."""
-    part = row_shard(weight) or RowShard(weight, 0, None)
-    own = part.own(excluded)
-    return part, torch.tensor(own, dtype=torch.long, device=part.rows.device)
-
-
 def _norm(weight: Tensor, excluded: Sequence[int]) -> float:
-    part, own = _part(weight, excluded)
+    part, own = part_of(weight, excluded)
     return counted_norm(part.rows, own, part.summed)
 
 

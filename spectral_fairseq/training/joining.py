@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding
-from spectral_fairseq.functional.table_control import has_workers
+from spectral_fairseq.functional.workers import has_workers
 
 
 def is_split(model: nn.Module) -> bool:

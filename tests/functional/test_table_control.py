@@ -13,12 +13,10 @@ from spectral_fairseq.functional.table_control import (
     SCALES,
     SIDES,
     TableChange,
-    Workers,
     apply_change_,
     plan_change,
 )
 from tests.reference import spectra as reference
-from tests.workers import on_two_workers
 
 EXCLUDED = torch.tensor([0, 40, 122])
 
@@ -165,25 +163,6 @@ def test_options_outside_their_range_are_refused(changed, message):
     options = {"weight": table(), "prior": prior(), "rate": 0.5, **changed}
     with pytest.raises(ConfigurationError, match=message):
         plan_change(**options)
-
-
-def _planned_by_the_first(rank):
-    weight = table(50, 6).float()
-    workers, change = Workers(torch.distributed.group.WORLD), None
-    assert workers.plans == (rank == 0), "only the first worker's eigensolver may decide"
-    if workers.plans:
-        change = plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
-    apply_change_(weight, workers.share_change(change, weight))
-    return weight
-
-
-@pytest.mark.slow
-def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
-    first, second = on_two_workers(_planned_by_the_first, tmp_path)
-    assert torch.equal(first, second)
-    before = table(50, 6).float()
-    expected = reference.controlled(before, torch.ones(6), 0.5, "above", 1.5, "free", 0.1)
-    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def penalty(matrix, target):
