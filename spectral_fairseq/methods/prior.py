@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 from torch import Tensor
 
@@ -34,25 +34,32 @@ class TablePrior:
         flags: what errors call its arguments, where that is another name.
 
     Attributes:
+        prior: as given.
         start_norm: Frobenius norm of the rows that counted when it was first asked for, or as
             restored.
     """
 
     def __init__(self, prior: Prior, flags: Optional[Mapping[str, str]] = None) -> None:
-        self._prior, self._flags = prior, dict(flags or {})
+        self.prior, self._flags = prior, dict(flags or {})
         self.start_norm: Optional[float] = None
 
-    def __call__(self, weight: Tensor, excluded: Tensor) -> Tensor:
+    def __call__(
+        self,
+        weight: Tensor,
+        excluded: Tensor,
+        summed: Callable[[Tensor], Tensor] = lambda part: part,
+    ) -> Tensor:
         """The prior's singular values, largest first, float64, shape (d,).
 
         Args:
-            weight: the table, shape (N, d).
-            excluded: rows that are not counted.
+            weight: the table, shape (N, d), or the rows of it that are here.
+            excluded: those of them that are not counted.
+            summed: the sum of a tensor over the workers, of a table that is split by rows.
 
         Raises:
             ConfigurationError: the prior leaves directions unused at this width.
         """
-        if self._prior.c1 is None and self.start_norm is None:
-            self.start_norm = counted_norm(weight, excluded)
+        if self.prior.c1 is None and self.start_norm is None:
+            self.start_norm = counted_norm(weight, excluded, summed)
         with arguments_as_flags(**self._flags):
-            return self._prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
+            return self.prior.spectrum(weight.size(1), self.start_norm).to(weight.device)

@@ -30,6 +30,7 @@ from spectral_fairseq.functional.table_control import (
 )
 from spectral_fairseq.functional.workers import Workers, has_workers
 from spectral_fairseq.methods.control import ControlRule
+from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.training.output_layer import weight_of, without_wrappers
 from spectral_fairseq.training.row_shard import part_of, row_shard
 from spectral_fairseq.training.table_checks import (
@@ -109,9 +110,8 @@ class SpectrumControl:
         group: Any = None,
     ) -> None:
         self.rule = ControlRule(decay, slack, centering, every, start, side, scale)
-        self._prior = Prior(prior, c1, c2, gamma)
+        self._prior = TablePrior(Prior(prior, c1, c2, gamma))
         self.updates = 0
-        self._start_norm: Optional[float] = None
         self._given_excluded, self._group = excluded, group
         self._model: Optional[Union[nn.Module, Tensor]] = None
         if model is not None:
@@ -138,13 +138,14 @@ class SpectrumControl:
         excluded = excluded_rows(given or (), weight.size(0))
         count, dim = weight.size(0) - len(excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
-        self._prior.spectrum(dim, 1.0)
+        self._prior.prior.spectrum(dim, 1.0)
         norm = None
         if not weight.is_meta:
             norm = _norm(weight, excluded)
             if not math.isfinite(norm):
                 check_finite(weight.detach(), "the table")
-        self._model, self.excluded, self._start_norm = model, excluded, norm
+        self._model, self.excluded = model, excluded
+        self._prior.start_norm = norm or None  # a table of zeros has none yet
         self._checked, self.updates = False, 0
         self._left: Optional[Tensor] = None
 
@@ -262,15 +263,14 @@ class SpectrumControl:
             rate: as for :meth:`step`.
         """
         part, excluded = part_of(weight, self.excluded)
-        self._start_norm = self._start_norm or _norm(weight, self.excluded)
-        prior = self._prior.spectrum(weight.size(1), self._start_norm).to(part.rows.device)
+        prior = self._prior(part.rows, excluded, part.summed)
         return self.rule.plan(
             part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
         )
 
     def state_dict(self) -> Dict[str, Any]:
         """What a resumed training needs beside the model: numbers that JSON can hold."""
-        return {"updates": self.updates, "start_norm": self._start_norm}
+        return {"updates": self.updates, "start_norm": self._prior.start_norm}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from the state of :meth:`state_dict`.
@@ -282,7 +282,7 @@ class SpectrumControl:
             found = f"one with {listed([*map(str, state)], 9)}"
             remedy = "Pass what state_dict() of a SpectrumControl returned."
             raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
-        self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
+        self.updates, self._prior.start_norm = int(state["updates"]), state["start_norm"]
 
 
 def _of_torch(optimizer: Any) -> Any:
