@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
     from spectral_fairseq.training.penalties import TablePenalty
+    from spectral_fairseq.training.repair import repair_
     from spectral_fairseq.training.saving import plain_state_dict, restore_
-    from spectral_fairseq.training.tables import factor_, repair_, weight_norm_
+    from spectral_fairseq.training.tables import factor_, weight_norm_
 
 __all__ = [
     "Muon",
@@ -36,7 +37,7 @@ __all__ = [
 _PARTS = (
     *(
         f"training.{part}"
-        for part in ("control", "losses", "penalties", "tables", "groups", "saving")
+        for part in ("control", "losses", "penalties", "tables", "repair", "groups", "saving")
     ),
     "functional.float32_products",
     "lm.muon",

@@ -16,6 +16,21 @@ from spectral_fairseq.training.output_layer import output_layer, sharded, wrappe
 PASS_WHOLE = "Pass the whole model, so that they stay tied."
 
 
+def check_has_values(weight: Tensor, use: str) -> None:
+    """Refuse a table on the device meta.
+
+    Args:
+        weight: the table.
+        use: what needs its values, for the message.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    if weight.is_meta:
+        wanted, found = f"a model with values, for {use}", "one on the device meta"
+        raise UnsupportedError(wanted, found, "Load or initialise the model first.")
+
+
 def check_not_sharded(weight: Tensor) -> None:
     """Refuse a table of which this worker holds a part.
 
