@@ -78,7 +78,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
         check_range("`scale`", scale, above=0)
-        self.init_range, self.start_scale = init_range, float(scale)
+        self.init_range, self.scale = init_range, float(scale)
         self.stored = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.register_buffer("direction", torch.zeros(embedding_dim))
         self.register_buffer("largest", torch.zeros(()))
@@ -99,7 +99,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
             stored[self.padding_idx] = 0
         self.stored.copy_(stored)
         self.direction.copy_(_first_direction(stored))
-        self.largest.fill_(self.start_scale)
+        self.largest.fill_(self.scale)
 
     @classmethod
     def build(cls, spec: TableSpec, **options: Any) -> "SpectralNormEmbedding":

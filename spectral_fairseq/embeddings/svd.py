@@ -276,6 +276,11 @@ class SVDEmbedding(FactoredEmbedding):
         shape = self.prior_shape
         return shape * self.initial_norm if self.prior_settings.c1 is None else shape
 
+    def chosen_options(self) -> Dict[str, Any]:
+        """The values of the prior's options, by their arguments."""
+        prior = self.prior_settings
+        return {"prior": prior.kind, "c1": prior.c1, "c2": prior.c2, "gamma": prior.gamma}
+
     def singular_values(self) -> Tensor:
         """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale

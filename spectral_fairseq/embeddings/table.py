@@ -106,7 +106,7 @@ class Table(nn.Module):
     Class attributes:
         kind: name of the kind, one of the choices of ``embedding_type``.
         summary: what the kind stores, in a few words.
-        options: arguments that users choose.
+        options: arguments that users choose; :meth:`chosen_options` gives them back.
         entries: names of its tensors in a checkpoint; the first one is a matrix, of shape (N, d)
             unless :meth:`stored_shape` says otherwise.
         numbers: those of ``entries`` that are one number, not below zero.
@@ -171,6 +171,13 @@ class Table(nn.Module):
         table = cls(weight.size(0), weight.size(1), padding_idx, **options)
         table.load_state_dict(table.factor_exactly(widened(weight), "the matrix"))
         return table
+
+    def chosen_options(self) -> Dict[str, Any]:
+        """The values of :attr:`options`, by their arguments, from which an equal table is made.
+
+        They are attributes of these names, unless a kind says otherwise.
+        """
+        return {entry.argument: getattr(self, entry.argument) for entry in self.options}
 
     def vectors(self, words: Tensor) -> Tensor:
         """The vectors of ``words`` for the softmax: a look-up without the hooks of look-ups."""

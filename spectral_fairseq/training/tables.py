@@ -10,7 +10,6 @@ parameter back; then the model saves in its own format.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -19,7 +18,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Type,
     TypeVar,
 )
 
@@ -52,13 +50,6 @@ from spectral_fairseq.training.table_checks import (
     uses_of_table,
 )
 
-_OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
-    WeightNormEmbedding: [(name, name) for name in ("sigma", "init_range", "gamma", "tau")],
-    SVDEmbedding: [
-        ("prior", "prior_settings.kind"),
-        *((name, f"prior_settings.{name}") for name in ("c1", "c2", "gamma")),
-    ],
-}
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
 
@@ -129,9 +120,8 @@ class FactoredLayer(LayerMixin):
     def recorded(self) -> Dict[str, Any]:
         """The kind of the table and its options."""
         table: Any = self.stored_table
-        names = _OPTIONS[type(table)]
-        options = {name: attrgetter(at)(table) for name, at in names}
-        return {**super().recorded(), "table": {"kind": table.kind, **options}}
+        settings = {"kind": table.kind, **table.chosen_options()}
+        return {**super().recorded(), "table": settings}
 
     def plain_entries(self, dense: Callable[[Any], Tensor]) -> Dict[str, Tensor]:
         """W, the same tensor for all layers that share it."""

@@ -62,6 +62,18 @@ def test_the_declared_entries_are_what_is_stored(kind):
 
 
 @every_kind
+def test_a_table_gives_back_the_options_that_it_was_made_with(kind):
+    """Saved models of torch record them, and are restored from them."""
+    given = {}
+    for entry in kind.options:
+        value = 1 if isinstance(entry.default, int) else 0.25
+        given[entry.argument] = entry.choices[-1] if entry.choices else entry.parsed(value)
+    made = kind(37, 5, PAD, **given)
+    assert made.chosen_options() == given
+    assert kind(37, 5, PAD, **made.chosen_options()).chosen_options() == given
+
+
+@every_kind
 def test_what_readers_ask_of_a_kind_at_a_usual_size(kind):
     """Files are read, exported and averaged by what the kind declares, not by its first entry."""
     weight = dense(90, 64).double()
