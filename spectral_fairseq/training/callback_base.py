@@ -8,9 +8,9 @@ from torch import Tensor
 
 from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
 from spectral_fairseq.training.control import SpectrumControl
+from spectral_fairseq.training.factored_layers import whole_weight
 from spectral_fairseq.training.output_layer import without_wrappers
 from spectral_fairseq.training.table_checks import check_trained
-from spectral_fairseq.training.tables import whole_weight
 from spectral_fairseq.training.token_loss import TokenLoss
 
 STEP_YOURSELF = "Call SpectrumControl.step after each step of the optimiser yourself"

@@ -23,8 +23,8 @@ from torch import nn
 from spectral_fairseq.errors import check_range
 from spectral_fairseq.lm.muon import hidden_matrices_by_name
 from spectral_fairseq.methods.groups import decaying_parameters
+from spectral_fairseq.training.factored_layers import FactoredLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
-from spectral_fairseq.training.tables import FactoredLayer
 
 
 def parameter_groups(

@@ -13,8 +13,8 @@ from torch.utils import _pytree
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.autograd import outside_graphs
 from spectral_fairseq.functional.softcap import softcapped
+from spectral_fairseq.training.factored_layers import entries_of
 from spectral_fairseq.training.layer_mixins import LayerMixin
-from spectral_fairseq.training.tables import entries_of
 
 
 class _Refused(UnsupportedError, AttributeError):

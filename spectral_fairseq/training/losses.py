@@ -19,6 +19,7 @@ from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.adapters import is_of_peft, with_adapters
+from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables_off
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import is_split
 from spectral_fairseq.training.layer_mixins import forward_of, put_on, take_off
@@ -26,7 +27,6 @@ from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.replaced_methods import keep_layers, let_replace
 from spectral_fairseq.training.table_checks import check_not_sharded
-from spectral_fairseq.training.tables import FactoredLayer, take_tables_off
 from spectral_fairseq.training.token_loss import (
     MixtureLayer,
     TokenLoss,

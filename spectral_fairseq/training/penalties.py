@@ -23,13 +23,13 @@ from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
 from spectral_fairseq.methods.prior import TablePrior, prior_of
+from spectral_fairseq.training.factored_layers import FactoredLayer
 from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
 from spectral_fairseq.training.table_checks import (
     check_not_sharded,
     excluded_rows,
     rows_of_padding,
 )
-from spectral_fairseq.training.tables import FactoredLayer
 
 
 class _TableOf(OutputTable):

@@ -41,13 +41,13 @@ from spectral_fairseq.functional.token_measures import TokenMeasures
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.adapters import is_of_peft, with_adapters
 from spectral_fairseq.training.expert_losses import ExpertLosses
+from spectral_fairseq.training.factored_layers import FactoredLayer, entries_of
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
 from spectral_fairseq.training.layer_mixins import LayerMixin
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.penalties import TablePenalty
 from spectral_fairseq.training.table_checks import check_not_sharded, check_trained, of_another
-from spectral_fairseq.training.tables import FactoredLayer, entries_of
 
 Result = TypeVar("Result")
 SMOOTHINGS = ("torch", "fairseq")

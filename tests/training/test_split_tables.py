@@ -21,7 +21,7 @@ from spectral_fairseq.training import (
     restore_,
     weight_norm_,
 )
-from spectral_fairseq.training.tables import whole_weight
+from spectral_fairseq.training.factored_layers import whole_weight
 from tests.training.models import (
     DIM,
     IDS,

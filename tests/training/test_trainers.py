@@ -23,7 +23,7 @@ from spectral_fairseq.training import (
     weight_norm_,
 )
 from spectral_fairseq.training.callbacks import SpectralCallback
-from spectral_fairseq.training.tables import whole_weight
+from spectral_fairseq.training.factored_layers import whole_weight
 from tests.training.models import TEXT, build, prompts, rewards, tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
