@@ -34,10 +34,10 @@ SVD_INTERVAL = Option(
 FLAGS = (*control.OPTIONS, SVD_INTERVAL)
 
 
-class SpectrumControl:
-    """What is done to the tables of one model of fairseq after updates.
+class ControlledTables:
+    """The tables of one model of fairseq that are changed after updates, and how.
 
-    ``training/control.py`` has its counterpart for models of torch.
+    For models of torch ``SpectrumControl`` of ``training/control.py`` does this.
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.

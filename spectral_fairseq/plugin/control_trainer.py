@@ -25,7 +25,7 @@ from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.functional.workers import Workers
 from spectral_fairseq.methods.control import CENTERING, DECAY
 from spectral_fairseq.methods.prior import TablePrior
-from spectral_fairseq.plugin.control import SVD_INTERVAL, SpectrumControl
+from spectral_fairseq.plugin.control import SVD_INTERVAL, ControlledTables
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy, objectives_in
 from spectral_fairseq.plugin.factor_renewal import renew_factors
 from spectral_fairseq.plugin.listener import Listener
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def controls_of(trainer: Any) -> List[SpectrumControl]:
+def controls_of(trainer: Any) -> List[ControlledTables]:
     """What is done to the tables of each model of a trainer.
 
     Raises:
@@ -94,7 +94,7 @@ def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
 
 
 @torch.no_grad()
-def control_tables(trainer: Any, controls: List[SpectrumControl], lr: float) -> None:
+def control_tables(trainer: Any, controls: List[ControlledTables], lr: float) -> None:
     """Change the tables if that is due after the latest update, which had the learning rate lr.
 
     Raises:
@@ -127,7 +127,7 @@ def _highest_lr(trainer: Any) -> float:
     return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
-def _change_all(controls: Iterable[SpectrumControl], trainer: Any, lr_share: float) -> None:
+def _change_all(controls: Iterable[ControlledTables], trainer: Any, lr_share: float) -> None:
     """Plan the change of every table before the first one is written."""
     workers = Workers(trainer.data_parallel_process_group)
     planned = []
@@ -156,7 +156,7 @@ class TableChanges(Listener):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
-        self.controls: Optional[List[SpectrumControl]] = None
+        self.controls: Optional[List[ControlledTables]] = None
         self.lr = 0.0
 
     def begin_training(self) -> None:
