@@ -42,7 +42,8 @@ class BlockSoftmax(NamedTuple):
         softmax: p, shape (b, N).
         log_z: log Z, shape (b,).
         target_scores: s_y, shape (b,).
-        score_sum: sum_v s_v of capped scores, shape (b,); ``None`` where it was not asked for.
+        score_sum: sum_v s_v of capped scores before the margin, shape (b,); ``None`` where it was
+            not asked for.
         slope: ds/dx of the soft cap, shape (b, N); ``None`` without one.
         right: whether the target has the highest score, shape (b,); ``None`` unless measured.
         entropy: of p in nats, shape (b,); ``None`` unless measured.

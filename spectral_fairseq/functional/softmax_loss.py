@@ -144,11 +144,10 @@ class _BatchLoss:
         """Return sum_v s_v, shape (b,); without a soft cap it takes no pass over the scores."""
         if self.word_sum is None:
             assert block.score_sum is not None
-            return block.score_sum
-        score_sum = block.rows.to(self.dtype) @ self.word_sum + self.bias_sum
-        if block.margin is not None:
-            score_sum -= block.margin
-        return score_sum
+            score_sum = block.score_sum
+        else:
+            score_sum = block.rows.to(self.dtype) @ self.word_sum + self.bias_sum
+        return score_sum if block.margin is None else score_sum - block.margin
 
     def _without_margin(
         self, block: BlockSoftmax, loss: Tensor, nll: Tensor
@@ -193,10 +192,13 @@ class _BatchLoss:
         log_z[block.real :] = 0
         self.squares += log_z @ log_z
         slope = 2 * self.options.z_loss * log_z
-        if not self.weighted:
-            return slope
-        self.loss += self.options.z_loss * (counted @ log_z.square())
-        return slope * counted
+        if self.weighted:
+            self.loss += self.options.z_loss * (counted @ log_z.square())
+            slope = slope * counted
+        if self.margin_gradient is not None:  # log Z falls with the target's score
+            by_margin = slope * torch.exp(block.target_scores - log_z)
+            self.margin_gradient[block.part] -= by_margin[: block.real]
+        return slope
 
     def _add_gradients(
         self, block: BlockSoftmax, counted: Tensor, slope_of_log_z: Optional[Tensor]

@@ -121,6 +121,26 @@ def adversarial(experts, epsilon=EPSILON):
     return fast, naive
 
 
+def _adversarial_with_both(z_loss, softcap):
+    def fast(leaves, targets, eps=0.0, block=None):
+        h, _, w, b = leaves
+        margin = adversarial_margin(h[:, 0], row_norms(w[targets]), EPSILON)
+        options = {"z_loss": z_loss, "softcap": softcap, "label_smoothing": eps}
+        elements = block and block * len(w)
+        given = {"margin": margin, "block_elements": elements, "ignore_index": PAD, **options}
+        return blockwise_cross_entropy(h[:, 0], targets, w, b, **given)[:3]
+
+    def naive(leaves, targets, eps=0.0):
+        h, _, w, b = leaves
+        scores = reference.softcapped(h[:, 0] @ w.t() + b, softcap)
+        margin = EPSILON * h[:, 0].norm(dim=1) * w[targets].norm(dim=1)
+        lowered = scores - margin.unsqueeze(1) * torch.eye(len(w), dtype=w.dtype)[targets]
+        loss = reference.z_losses(lowered, targets, z_loss, None, eps, PAD)[0]
+        return (loss, *reference.smoothed_nll(scores.log_softmax(-1), targets, eps, PAD))
+
+    return fast, naive
+
+
 def _log_mixture(leaves, targets, eps=0.0, block=None):
     h, q, w, b = leaves
     loss, nll = reference.smoothed_nll(log_mixture(h, prior(q), w, b), targets, eps, PAD)
@@ -180,6 +200,7 @@ LOSSES = {
     "softmax with soft cap": Loss(*_softmax(softcap=1.5), SQUARED),
     "softmax with both": Loss(*_softmax(z_loss=0.2, softcap=1.5), SQUARED),
     "adversarial softmax": Loss(*adversarial(None)),
+    "adversarial softmax with both": Loss(*_adversarial_with_both(0.2, 1.5), SQUARED),
     "mixture": Loss(*_mixture()),
     "mixture of one": Loss(*_mixture(1)),
     "adversarial mixture": Loss(*adversarial(3), ((1e-6, 2e-2), (2e-6, 2e-2))),
