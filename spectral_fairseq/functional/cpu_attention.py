@@ -58,9 +58,9 @@ def has_flash_kernel() -> bool:
 
 def _begin(*_: Any) -> None:
     """Begin a call that takes the flash kernel, with float32 products through MKL."""
-    FLASH.enter(True)
+    FLASH.enter()
     if has_onednn_setting():
-        ONEDNN.enter("ieee")
+        ONEDNN.enter()
 
 
 def _end(*_: Any) -> None:
@@ -122,7 +122,7 @@ def attention_weights(
     return weights
 
 
-def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Callable[..., Tensor]:
+def _by_length(original: Callable[..., Tensor], amx: bool) -> Callable[..., Tensor]:
     long = LONG_WITH_AMX if amx else LONG
 
     @functools.wraps(original)
@@ -137,7 +137,7 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
     ) -> Tensor:
         half, short = query.dtype in HALVES, query.size(-2) * key.size(-2) < long**2
         as_set = torch.compiler.is_compiling()  # a compiler decides by itself
-        if half and short and not as_set and _has_weights(query, key, attn_mask, is_causal):
+        if half and short and not as_set and _has_weights(query, key, value, attn_mask, is_causal):
             if is_causal:
                 size = (query.size(-2), key.size(-2))
                 attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
@@ -147,6 +147,8 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         if as_set or amx or short or dropout_p or query.dtype == torch.float64:
             return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         dtype = query.dtype
+        if dtype == torch.float32 and torch.is_autocast_cpu_enabled():
+            dtype = torch.get_autocast_cpu_dtype()
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.float()
         inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p, is_causal)
@@ -157,7 +159,7 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
         finally:
             _end()
         node: Any = output.grad_fn
-        if matmul is not None and node is not None and node.name().startswith(_FLASH):
+        if node is not None and node.name().startswith(_FLASH):
             # The backward pass is one node of the graph, and makes the same small products.
             node.register_prehook(_begin)
             node.register_hook(_end)
@@ -167,18 +169,20 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
     return attention
 
 
-def _has_weights(query: Tensor, key: Tensor, mask: Optional[Tensor], is_causal: bool) -> bool:
-    """Whether :func:`attention_weights` computes these: heads are equal and the mask is given."""
+def _has_weights(
+    query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], is_causal: bool
+) -> bool:
+    """Whether :func:`attention_weights` computes these: equal types and heads, a given mask."""
     if mask is not None and (is_causal or mask.requires_grad):
         return False
-    return query.shape[:-2] == key.shape[:-2]
+    same_type = query.dtype == key.dtype == value.dtype  # autocast takes others too
+    return same_type and query.shape[:-2] == key.shape[:-2]
 
 
-def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:
+def choose_attention(amx: bool = False) -> Callable[[], None]:
     """Let attention take the form that is fastest beside oneDNN, in this process.
 
     Args:
-        matmul: ``torch.backends.mkldnn.matmul`` where float32 products go through oneDNN.
         amx: choose for an Intel processor with AMX, whose products of float32 are MKL's.
 
     Returns:
@@ -187,15 +191,18 @@ def choose_attention(matmul: Any, amx: bool = False) -> Callable[[], None]:
     original: Any = F.scaled_dot_product_attention
     if not torch.backends.cuda.flash_sdp_enabled() or hasattr(original, "is_chosen_by_length"):
         return lambda: None
-    FLASH.change(amx)
-    attention = F.scaled_dot_product_attention = _by_length(original, matmul, amx)
-    # TorchScript knows torch's own function by its identity, and compiles an operator for it.
+    # TorchScript knows torch's own function by its identity, and compiles an operator for it. It
+    # does not know one that somebody else has put there.
     scripted = torch.jit._builtins._get_builtin_table()
-    scripted[id(attention)] = scripted[id(original)]
+    operator = scripted.get(id(original))
+    FLASH.change(amx)
+    attention = F.scaled_dot_product_attention = _by_length(original, amx)
+    if operator is not None:
+        scripted[id(attention)] = operator
 
     def restore() -> None:
         F.scaled_dot_product_attention = original
-        del scripted[id(attention)]
+        scripted.pop(id(attention), None)
         FLASH.change(True)
 
     return restore

@@ -29,7 +29,7 @@ import contextlib
 import threading
 import time
 from functools import cache, partial
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -143,23 +143,25 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
         parts["products"] = _multiply_fast
     through_onednn = products.fast or (half_precision and _halves_lose_in_flash())
     if through_onednn and has_flash_kernel():
-        has_matmul = products.fast and _has_setting()
-        matmul: Any = torch.backends.mkldnn.matmul if has_matmul else None  # type: ignore[attr-defined]
         # What the user has asked to go through oneDNN takes the form that was measured there.
         amx = processor().has_amx and not products.fast
-        parts["attention"] = partial(choose_attention, matmul, amx)
-    taken = []
-    with _lock:
-        for name, apply in parts.items():
-            if name not in _in_force:
-                _in_force[name] = _Part(name, apply())
-            _in_force[name].users += 1
-            taken.append(_in_force[name])
+        parts["attention"] = partial(choose_attention, amx)
+    taken: List[_Part] = []
 
     def restore() -> None:
         while taken:
             _leave(taken.pop())
 
+    try:
+        with _lock:
+            for name, apply in parts.items():
+                if name not in _in_force:
+                    _in_force[name] = _Part(name, apply())
+                _in_force[name].users += 1
+                taken.append(_in_force[name])
+    except BaseException:
+        restore()
+        raise
     return restore
 
 

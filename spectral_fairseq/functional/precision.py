@@ -31,15 +31,15 @@ def _without_rounding_of_onednn() -> ContextManager[None]:
     """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
     if not has_amx() or not has_onednn_setting():
         return nullcontext()
-    return ONEDNN.held("ieee")
+    return ONEDNN.held()
 
 
 def _without_tf32() -> ContextManager[None]:
     try:
         torch.get_float32_matmul_precision()
     except RuntimeError:  # the user has set the newer fp32_precision, and torch refuses a mixture
-        return CUDA.held("ieee")
-    return FLOAT32.held("highest")
+        return CUDA.held()
+    return FLOAT32.held()
 
 
 def widened(tensor: Tensor) -> Tensor:

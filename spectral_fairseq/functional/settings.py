@@ -14,16 +14,16 @@ class Setting:
 
     Calls that need another value may be made in several threads at once, and a backward pass after
     everything else has ended. The first call that enters changes the setting, and the last one that
-    leaves puts back what holds outside of such calls: what was found, or was set meanwhile. All
-    calls that enter need the same value.
+    leaves puts back what holds outside of such calls: what was found, or was set meanwhile.
 
     Args:
+        inside: the value that such calls need.
         get: returns what torch has.
         set: makes it another.
     """
 
-    def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
-        self._get, self._set = get, set
+    def __init__(self, inside: Any, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+        self._needed, self._get, self._set = inside, get, set
         self._lock = threading.Lock()
         self._inside = 0
         self._outside: Tuple[Any, ...] = ()  # what holds outside, while there are calls inside
@@ -38,12 +38,12 @@ class Setting:
                 self._set(value)
         return before
 
-    def enter(self, value: Any) -> None:
-        """Begin a call that needs this value; :meth:`leave` ends it, perhaps in another thread."""
+    def enter(self) -> None:
+        """Begin such a call; :meth:`leave` ends it, perhaps in another thread."""
         with self._lock:
             if not self._outside:
                 found = self._get()
-                self._set(value)  # which torch may refuse
+                self._set(self._needed)  # which torch may refuse
                 self._outside = (found,)
             self._inside += 1
 
@@ -56,31 +56,35 @@ class Setting:
                 self._set(value)
 
     @contextmanager
-    def held(self, value: Any) -> Iterator[None]:
-        """Have this value inside the block."""
-        self.enter(value)
+    def held(self) -> Iterator[None]:
+        """Have the value that such calls need inside the block."""
+        self.enter()
         try:
             yield
         finally:
             self.leave()
 
 
-def _of_attribute(find_owner: Callable[[], Any], name: str) -> Setting:
+def _fp32_precision(find_owner: Callable[[], Any]) -> Setting:
     return Setting(
-        lambda: getattr(find_owner(), name), lambda value: setattr(find_owner(), name, value)
+        "ieee",
+        lambda: find_owner().fp32_precision,
+        lambda value: setattr(find_owner(), "fp32_precision", value),
     )
 
 
 FLASH = Setting(
+    True,
     lambda: torch.backends.cuda.flash_sdp_enabled(),
     lambda value: torch.backends.cuda.enable_flash_sdp(value),
 )
 """Whether attention may take the flash kernel."""
-ONEDNN = _of_attribute(lambda: getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision")
+ONEDNN = _fp32_precision(lambda: getattr(torch.backends.mkldnn, "matmul", None))
 """The precision of float32 products in oneDNN, of torch 2.9 and newer."""
-CUDA = _of_attribute(lambda: torch.backends.cuda.matmul, "fp32_precision")
+CUDA = _fp32_precision(lambda: torch.backends.cuda.matmul)
 """The precision of float32 products on a GPU, of torch 2.9 and newer."""
 FLOAT32 = Setting(
+    "highest",
     lambda: torch.get_float32_matmul_precision(),
     lambda value: torch.set_float32_matmul_precision(value),
 )

@@ -32,7 +32,7 @@ def chosen(products_as_torch_comes):
     original = F.scaled_dot_product_attention
     if MATMUL is not None:
         before, MATMUL.fp32_precision = MATMUL.fp32_precision, "bf16"
-    restore = choose_attention(MATMUL)
+    restore = choose_attention()
     assert F.scaled_dot_product_attention is not original
     yield original
     if MATMUL is not None:
@@ -81,9 +81,24 @@ def test_every_form_is_the_same_attention(chosen, kind, length, dtype):
         torch.testing.assert_close(found.double(), reference, rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize("length", [LONG // 4, LONG, 2 * LONG])
+def test_under_autocast_the_types_are_those_of_torch(chosen, length):
+    """Layers that normalise queries and keys leave them, or one of them, in float32."""
+    query, key, value = (torch.randn(2, 4, length, 8) for _ in range(3))
+    for types in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        given = [query.to(types[0]).requires_grad_(), key.to(types[1]), value]
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = chosen(*given)
+            found = F.scaled_dot_product_attention(*given)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        found.sum().backward()
+        assert given[0].grad.isfinite().all()
+
+
 def test_long_sequences_take_the_flash_kernel_with_mkl(chosen, monkeypatch):
     entered, enter = [], FLASH.enter
-    monkeypatch.setattr(FLASH, "enter", lambda value: (entered.append(1), enter(value))[1])
+    monkeypatch.setattr(FLASH, "enter", lambda: (entered.append(1), enter())[1])
     run(F.scaled_dot_product_attention, LONG - 1, torch.float32)
     run(F.scaled_dot_product_attention, LONG, torch.float32, dropout_p=0.1)
     assert not entered
@@ -160,7 +175,7 @@ def test_torchscript_compiles_attention(chosen):
 
 def test_another_choice_inside_changes_nothing(chosen):
     attention = F.scaled_dot_product_attention
-    choose_attention(MATMUL)()
+    choose_attention()()
     assert F.scaled_dot_product_attention is attention
 
 
@@ -168,7 +183,7 @@ def test_another_choice_inside_changes_nothing(chosen):
 def with_amx(products_as_torch_comes):
     """Attention by length on a processor with AMX, beside products as torch comes."""
     original = F.scaled_dot_product_attention
-    restore = choose_attention(None, amx=True)
+    restore = choose_attention(amx=True)
     assert torch.backends.cuda.flash_sdp_enabled()  # float32 and long sequences keep it
     yield original
     assert torch.backends.cuda.flash_sdp_enabled()

@@ -114,6 +114,29 @@ def test_attention_takes_its_other_form_beside_onednn(on):
         assert not hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
 
 
+def test_attention_of_somebody_else_is_kept(monkeypatch):
+    if not has_flash_kernel():
+        pytest.skip("this torch has no flash attention for CPUs to switch")
+    theirs = lambda *given, **options: torch.zeros(())  # noqa: E731
+    monkeypatch.setattr(F, "scaled_dot_product_attention", theirs)
+    with using_products(Products(True, "")):
+        assert F.scaled_dot_product_attention.__wrapped__ is theirs
+    assert F.scaled_dot_product_attention is theirs
+
+
+def test_a_choice_that_fails_changes_nothing(monkeypatch):
+    def refused(amx):
+        raise RuntimeError("no attention")
+
+    if not has_flash_kernel():
+        pytest.skip("this torch has no flash attention for CPUs to switch")
+    monkeypatch.setattr(products, "choose_attention", refused)
+    before = state()
+    with pytest.raises(RuntimeError, match="no attention"), using_products(Products(True, "")):
+        pass
+    assert state() == before and not products._in_force
+
+
 def test_a_product_keeps_the_precision_of_float32():
     with float32_products() as chosen:
         left, right = torch.randn(100, 300), torch.randn(300, 50)

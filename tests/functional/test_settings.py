@@ -12,13 +12,13 @@ def a_setting(value):
     def put(new):
         held[0] = new
 
-    return Setting(lambda: held[0], put), held
+    return Setting("ieee", lambda: held[0], put), held
 
 
 def test_the_last_call_that_leaves_puts_it_back():
     """As two threads do whose calls overlap; each would put back what it found itself."""
     setting, held = a_setting("bf16")
-    first, second = setting.held("ieee"), setting.held("ieee")
+    first, second = setting.held(), setting.held()
     first.__enter__()
     second.__enter__()
     assert held == ["ieee"]
@@ -30,7 +30,7 @@ def test_the_last_call_that_leaves_puts_it_back():
 
 def test_what_is_set_meanwhile_holds_afterwards():
     setting, held = a_setting("bf16")
-    with setting.held("ieee"):
+    with setting.held():
         setting.change("none")
         assert held == ["ieee"]
     assert held == ["none"]
@@ -39,29 +39,33 @@ def test_what_is_set_meanwhile_holds_afterwards():
 
 
 def test_a_value_that_is_refused_changes_nothing():
-    held = ["bf16"]
+    held, known = ["bf16"], ["bf16"]
 
     def put(new):
-        if new == "unknown":
+        if new not in known:
             raise RuntimeError("no such precision")
         held[0] = new
 
-    setting = Setting(lambda: held[0], put)
-    with pytest.raises(RuntimeError), setting.held("unknown"):
+    setting = Setting("ieee", lambda: held[0], put)
+    with pytest.raises(RuntimeError), setting.held():
         pass
-    with setting.held("ieee"):
+    known.append("ieee")
+    with setting.held():
         assert held == ["ieee"]
     assert held == ["bf16"]
 
 
 def test_those_of_torch_are_what_they_say():
-    kinds = [(FLOAT32, "medium", torch.get_float32_matmul_precision)]
+    kinds = [(FLOAT32, "medium", "highest", torch.get_float32_matmul_precision)]
     if hasattr(torch.backends.cuda, "flash_sdp_enabled"):
-        kinds.append((FLASH, False, torch.backends.cuda.flash_sdp_enabled))
+        kinds.append((FLASH, False, True, torch.backends.cuda.flash_sdp_enabled))
     if has_onednn_setting():
-        kinds.append((ONEDNN, "bf16", lambda: torch.backends.mkldnn.matmul.fp32_precision))
-    for setting, value, found in kinds:
-        before = found()
-        with setting.held(value):
-            assert found() == value
+        precision = lambda: torch.backends.mkldnn.matmul.fp32_precision  # noqa: E731
+        kinds.append((ONEDNN, "bf16", "ieee", precision))
+    for setting, outside, inside, found in kinds:
+        before = setting.change(outside)
+        with setting.held():
+            assert found() == inside
+        assert found() == outside
+        setting.change(before)
         assert found() == before
