@@ -45,12 +45,18 @@ def joined_state(model: nn.Module) -> Dict[str, Tensor]:
     Returns:
         On the first worker all entries, on the others none.
     """
-    state = {}
-    for name, entry in model.state_dict().items():
-        whole = joined(entry) if isinstance(entry, Tensor) else entry
-        if is_first_worker():
-            state[name] = whole.cpu() if isinstance(whole, Tensor) else whole
-    return state
+    state: Dict[str, Any] = {}
+    of_shared: Dict[int, Tensor] = {}
+    for name, entry in model.state_dict(keep_vars=True).items():
+        if not isinstance(entry, Tensor):
+            state[name] = entry
+        elif id(entry) in of_shared:  # of tied layers
+            state[name] = of_shared[id(entry)]
+        else:
+            whole = joined(entry)
+            if is_first_worker():
+                of_shared[id(entry)] = state[name] = whole.cpu()
+    return state if is_first_worker() else {}
 
 
 @torch.no_grad()
@@ -66,6 +72,8 @@ def dense_from(table: FactoredEmbedding, entries: Mapping[str, Tensor]) -> Tenso
     """
     other = cast(FactoredEmbedding, object.__new__(type(table)))
     given = {name: entries[name] for name in table._parameters}
-    kept = {name: entries.get(name, buffer) for name, buffer in table._buffers.items()}
+    where = next(iter(given.values())).device
+    # Buffers that no state dict has are where the table is.
+    kept = {name: entries.get(name, buffer).to(where) for name, buffer in table._buffers.items()}
     other.__dict__ = {**table.__dict__, "_parameters": given, "_buffers": kept}
     return other.dense().clone()
