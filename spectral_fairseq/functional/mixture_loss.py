@@ -335,9 +335,10 @@ class _MixtureSums:
         bias: b, shape (N,).
         margin: m, shape (T, K).
         dtype: of the sums.
-        needed: which gradients of contexts, table and bias autograd asks for.
+        needed: which gradients of contexts, log prior, table, bias and margin autograd asks for.
 
     Attributes:
+        needed: whether it asks for any.
         loss: the loss.
         nll: the negative log-likelihood.
         gradients: of contexts, table and bias.
@@ -353,10 +354,12 @@ class _MixtureSums:
         bias: Optional[Tensor],
         margin: Optional[Tensor],
         dtype: torch.dtype,
-        needed: Tuple[bool, bool, bool],
+        needed: Tuple[bool, bool, bool, bool, bool],
     ) -> None:
+        self.needed = any(needed)
         self.loss, self.nll = (contexts.new_zeros((), dtype=dtype) for _ in range(2))
-        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, dtype, needed)
+        of_sums = (needed[0], needed[2], needed[3])
+        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, dtype, of_sums)
         self.log_prior = torch.zeros(log_prior.shape, dtype=dtype, device=log_prior.device)
         self.margin = None if margin is None else torch.zeros_like(self.log_prior)
 
@@ -422,6 +425,8 @@ def _add_smoothed(
     nll = -log_p.gather(1, block.targets[:counted].unsqueeze(1)).sum()
     sums.nll += nll
     sums.loss += target_weight * nll + uniform * -log_p.sum()
+    if not sums.needed:
+        return
     upstream = torch.full_like(mixed.log_mixture, -uniform)  # g
     hit = upstream.new_full((len(upstream), 1), -target_weight)
     upstream.scatter_add_(1, block.targets.unsqueeze(1), hit)
@@ -461,7 +466,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
         dtype = product_dtype(contexts, matrix)
         sum_dtype = accumulation_dtype(dtype)
-        needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3, 4, 5))
         linear_space = _LinearSpace(contexts.device)
         add: Callable[[_Block, BlockScores, _MixtureSums], None] = _add_likelihood
         if uniform:
@@ -543,8 +548,7 @@ def mixture_cross_entropy(
 
     Returns:
         The losses as of :func:`~.softmax_loss.blockwise_cross_entropy`. With a margin the plain
-        ones cost next to nothing without label smoothing, and a product over the vocabulary with
-        it.
+        ones cost next to nothing without label smoothing, and a pass without gradients with it.
 
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
@@ -568,5 +572,7 @@ def mixture_cross_entropy(
         plain_loss = plain_nll
     else:
         with torch.no_grad():
-            plain_loss, plain_nll = _MixtureCrossEntropy.apply(*inputs, None, *options)
+            plain_loss, plain_nll = _MixtureCrossEntropy.apply(
+                *detached_without_grad(*inputs), None, *options
+            )
     return Losses(loss, plain_loss, plain_nll, torch.zeros_like(plain_nll))

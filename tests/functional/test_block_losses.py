@@ -242,6 +242,22 @@ def test_no_gradient_is_computed_under_no_grad(name, monkeypatch):
         value_and_gradients(name, 37)
 
 
+def test_the_logs_of_an_adversarial_mixture_cost_no_gradients(monkeypatch):
+    computed, original = [], mixture_loss._MixtureBlock.gradient_
+
+    def watched(block, upstream):
+        computed.append(block)
+        return original(block, upstream)
+
+    monkeypatch.setattr(mixture_loss._MixtureBlock, "gradient_", watched)
+    leaves, targets = leaves_and_targets(37)
+    LOSSES["adversarial mixture"].fast(leaves, targets, 0.1)
+    assert len(computed) == 1  # of the loss; the plain one is a pass of its own
+    with torch.no_grad():
+        LOSSES["adversarial mixture"].fast(leaves, targets, 0.1)
+    assert len(computed) == 1
+
+
 @each_loss
 def test_products_have_few_shapes_whatever_the_batch(name, monkeypatch):
     shapes = set()
