@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class TablePrior:
     def __init__(self, prior: Prior, flags: Optional[Mapping[str, str]] = None) -> None:
         self.prior, self._flags = prior, dict(flags or {})
         self.start_norm: Optional[float] = None
+        self._found: Optional[Tuple[Tuple[Any, ...], Tensor]] = None
 
     def __call__(
         self,
@@ -61,5 +62,9 @@ class TablePrior:
         """
         if self.prior.c1 is None and self.start_norm is None:
             self.start_norm = counted_norm(weight, excluded, summed)
-        with arguments_as_flags(**self._flags):
-            return self.prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
+        of = (weight.size(1), self.start_norm, weight.device)
+        if self._found is None or self._found[0] != of:  # each copy keeps a GPU waiting
+            with arguments_as_flags(**self._flags):
+                sigma = self.prior.spectrum(weight.size(1), self.start_norm)
+            self._found = (of, sigma.to(weight.device))
+        return self._found[1]

@@ -18,10 +18,17 @@ from spectral_fairseq.errors import (
     arguments_as_flags,
     check_choice,
     check_range,
+    listed,
 )
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_blocks import check_finite
-from spectral_fairseq.methods.penalties import PENALTIES, OutputTable, Penalty, output_table
+from spectral_fairseq.methods.penalties import (
+    PENALTIES,
+    OutputTable,
+    Penalty,
+    PerDevice,
+    output_table,
+)
 from spectral_fairseq.methods.prior import TablePrior, prior_of
 from spectral_fairseq.training.factored_layers import FactoredLayer
 from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
@@ -36,7 +43,7 @@ class _TableOf(OutputTable):
     """The output table of a model of torch, with the rows of it that are left out."""
 
     def __init__(
-        self, model: Union[nn.Module, Tensor], excluded: Sequence[int], prior: TablePrior
+        self, model: Union[nn.Module, Tensor], excluded: PerDevice, prior: TablePrior
     ) -> None:
         super().__init__()
         self._excluded, self._prior = excluded, prior
@@ -64,7 +71,7 @@ class _TableOf(OutputTable):
     @property
     def excluded(self) -> Tensor:
         """See the base class."""
-        return torch.tensor(self._excluded, dtype=torch.long, device=self.device)
+        return self._excluded.on(self.device)
 
     def weight(self) -> Tensor:
         """See the base class."""
@@ -99,7 +106,8 @@ class TablePenalty:
             ``gamma`` of ``spectrum`` for a table without factors. Of a table of ``factor_`` the
             singular values are the learned ones; ``orthogonality``, the sum of the squared
             distances of U'U and V'V from I, is for such a table only. An automatic ``c1`` refers to
-            the norm that the table has when it is bound.
+            the norm that the table has when it is bound: a training that is resumed from another
+            process takes it from :meth:`state_dict`.
 
     Raises:
         ConfigurationError: an unknown name, a value outside its range, a row that is not in the
@@ -149,14 +157,15 @@ class TablePenalty:
         """
         prior = TablePrior(self._given_prior)
         given = _padding(model) if self._given_excluded is None else self._given_excluded
-        excluded = excluded_rows(given, _TableOf(model, (), prior).rows)
+        rows = _TableOf(model, _rows(()), prior).rows
+        excluded = _rows(excluded_rows(given, rows))
         table = _TableOf(model, excluded, prior)
         if table.device.type != "meta":
             with torch.no_grad():
                 for penalty in self._active:
                     with arguments_as_flags(weight=f"`{penalty.name}`"):
                         table.get(penalty.needs)
-        self.model, self.excluded, self._prior = model, excluded, prior
+        self.model, self._excluded, self._prior = model, excluded, prior
 
     @property
     def is_trained(self) -> bool:
@@ -166,6 +175,36 @@ class TablePenalty:
             return any(entry.requires_grad for entry in layer.stored_table.parameters())
         return weight_of(self.model, "TablePenalty").requires_grad
 
+    def state_dict(self) -> Dict[str, Any]:
+        """What a resumed training needs beside the model: numbers that JSON can hold.
+
+        Raises:
+            ConfigurationError: it has no model.
+        """
+        self._check_bound()
+        return {"start_norm": self._prior.start_norm}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from the state of :meth:`state_dict`; bind the model before.
+
+        Raises:
+            ConfigurationError: it is another state, or there is no model.
+        """
+        self._check_bound()
+        if set(state) != {"start_norm"}:
+            found = f"one with {listed([*map(str, state)], 9)}"
+            remedy = "Pass what state_dict() of a TablePenalty returned."
+            raise ConfigurationError("a state with start_norm", found, remedy)
+        self._prior.start_norm = state["start_norm"]
+
+    def _check_bound(self) -> None:
+        if self.model is None:
+            raise ConfigurationError(
+                "a TablePenalty of a model",
+                "one that was made without",
+                "Pass the model to TablePenalty, or the penalty to fused_loss_ or mixture_.",
+            )
+
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name.
 
@@ -174,13 +213,9 @@ class TablePenalty:
             DataError: the table has infinity or NaN in it.
             UnsupportedError: the table is split over devices at this moment.
         """
-        if self.model is None:
-            raise ConfigurationError(
-                "a TablePenalty of a model",
-                "one that was made without",
-                "Pass the model to TablePenalty, or the penalty to fused_loss_ or mixture_.",
-            )
-        table = _TableOf(self.model, self.excluded, self._prior)
+        self._check_bound()
+        assert self.model is not None
+        table = _TableOf(self.model, self._excluded, self._prior)
         terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
         finite = [torch.isfinite(term) for term in terms.values()]
         if finite and not bool(torch.stack(finite).all()):  # a GPU is waited for once
@@ -201,6 +236,10 @@ def _padding(model: Union[nn.Module, Tensor]) -> Sequence[int]:
     if isinstance(layer, FactoredLayer):
         return layer.stored_table.excluded
     return rows_of_padding(without_wrappers(model), layer.weight)
+
+
+def _rows(indices: Sequence[int]) -> PerDevice:
+    return PerDevice(torch.tensor(indices, dtype=torch.long, device="cpu"))
 
 
 def _options(penalty: Penalty, values: Mapping[str, Any]) -> Any:

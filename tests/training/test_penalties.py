@@ -1,5 +1,6 @@
 """Penalties of one table: their scale, their rows, and what they need of it."""
 
+import json
 import math
 import pickle
 
@@ -64,6 +65,23 @@ def test_an_excluded_row_is_left_out_once(transformers):
         for rows in ((3, WORDS - 1), (WORDS - 1, 3, 3, WORDS - 1), (-1, 3))
     )
     assert all(found == expected for found in others)
+
+
+def test_a_restored_penalty_keeps_the_norm_that_its_prior_refers_to(transformers):
+    """A training that was resumed in another process took the norm of the trained table."""
+    model = build(transformers)
+    options = {"spectrum": 1.0, "c2": 0.1}
+    first = TablePenalty(model, **options)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    resumed = TablePenalty(model, **options)
+    assert float(resumed()) != float(first())
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert float(resumed()) == float(first())
+    with pytest.raises(ConfigurationError, match="start_norm; found one with updates"):
+        resumed.load_state_dict({"updates": 1})
+    with pytest.raises(ConfigurationError, match="made without"):
+        TablePenalty(**options).state_dict()
 
 
 def test_penalties_on_factors(transformers):
