@@ -135,8 +135,9 @@ def replaces(targets: Mapping[str, Wrap]) -> Callable[[], str]:
     """
 
     def install() -> str:
-        for place, wrap in targets.items():
-            replace(place, wrap)
+        # All places are found before the first one is changed: a patch is whole or not at all.
+        for put in [_replacement(place, wrap) for place, wrap in targets.items()]:
+            put()
         return f"replaces {', '.join(place.replace(':', '.') for place in targets)}"
 
     return install
@@ -159,8 +160,8 @@ class Overlay(types.ModuleType):
         return getattr(self._module, name)
 
 
-def replace(place: str, wrap: Wrap) -> None:
-    """Put ``wrap(original)`` in a place of fairseq, once for each ``wrap``.
+def _replacement(place: str, wrap: Wrap) -> Callable[[], None]:
+    """Find a place of fairseq, and return what puts ``wrap(original)`` there, once for each wrap.
 
     Args:
         place: see :func:`replaces`.
@@ -177,7 +178,9 @@ def replace(place: str, wrap: Wrap) -> None:
     # A name rather than the object: a module that is imported anew makes new objects.
     wrapped_by, mine = getattr(original, _MARK, ()), f"{wrap.__module__}.{wrap.__qualname__}"
     if mine in wrapped_by:
-        return
+        return lambda: None
     replacement = wrap(original)
     setattr(replacement, _MARK, (*wrapped_by, mine))
-    setattr(owner, name, replacement if kind is None else kind(replacement))
+    return functools.partial(
+        setattr, owner, name, replacement if kind is None else kind(replacement)
+    )

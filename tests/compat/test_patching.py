@@ -8,7 +8,7 @@ import pytest
 
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, patch_fairseq, patching
-from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replace, replaces, wrapping
+from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.plugin import trainer
 
 
@@ -128,8 +128,8 @@ def second(original):
 
 def test_two_wrappers_of_one_function_both_stay_and_each_is_applied_once(place):
     for _ in range(2):
-        replace(f"{place}.work", first)
-        replace(f"{place}.work", second)
+        replaces({f"{place}.work": first})()
+        replaces({f"{place}.work": second})()
     assert owner()().work() == ["original", "first", "second"]
 
 
@@ -140,9 +140,16 @@ def test_a_function_that_is_written_as_it_is_called_gets_what_it_replaces(place)
 
     original = owner().work
     for _ in range(2):
-        replace(f"{place}.work", third)
+        replaces({f"{place}.work": third})()
     assert owner()().work() == ["original", "third"]
     assert owner()().work.__name__ == "work" and owner().work.__wrapped__ is original
+
+
+def test_a_patch_of_which_one_place_is_missing_changes_no_other(place):
+    original = owner().work
+    install = replaces({f"{place}.work": first, f"{place}.nothing": second})
+    found = patching._apply(Patch("halves", "Tested.", install), None)
+    assert found.status is Status.CANNOT and owner().work is original
 
 
 def test_class_and_static_methods_stay_so(place):
