@@ -259,13 +259,22 @@ def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, f
     Raises:
         ConfigurationError: eps is outside [0, 1), or there are fewer than two words to smooth over.
     """
-    check_range("`label_smoothing`", label_smoothing, at_least=0, below=1)
+    check_label_smoothing(label_smoothing)
     if label_smoothing == 0.0:
         return 1.0, 0.0
     zero = "Set `label_smoothing` to 0."
     check_enough(vocabulary, 2, "words with `label_smoothing`", zero, ConfigurationError)
     uniform = label_smoothing / (vocabulary - 1)
     return 1.0 - label_smoothing - uniform, uniform
+
+
+def check_label_smoothing(label_smoothing: float) -> None:
+    """Refuse an eps outside [0, 1).
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    check_range("`label_smoothing`", label_smoothing, at_least=0, below=1)
 
 
 def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ Note [Rank through a Gram matrix]
 matrix A'A takes 0.8 GB in float64 and is summed block by block of tokens. It resolves sigma_k only
 down to a multiple of sigma_1, by the rule of Note [Roundoff of a Gram matrix]: 2.5e-7 for that
 shape. Log-probabilities computed in float32 (eps 1.2e-7) have roundoff of 1.8e-5 sigma_1 for that
-shape (``empirical_rank.py``), and for every shape the second number is more than four times the
-first: no singular value that counts is lost. With a float64 model some would be, so float64
-matrices are refused.
+shape (``empirical_rank.py``), and for every shape from 5 x 5 the second number is more than four
+times the first: no singular value that counts is lost. With a float64 model some would be, so
+float64 matrices are refused.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class BlockwiseSpectrum:
     they arrive and forms AA' at the end. See Note [Rank through a Gram matrix].
 
     Args:
-        rows: upper bound of m, which decides which of the two Gram matrices is smaller.
+        most_rows: upper bound of m, which decides which of the two Gram matrices is smaller.
         columns: n.
     """
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, most_rows: int, columns: int) -> None:
         self.rows = 0
         self.columns = columns
         self._kept: List[Tensor] = []
-        self._tall = rows >= columns
+        self._tall = most_rows >= columns
         if self._tall:
             self._gram = torch.zeros(columns, columns, dtype=torch.float64)
 

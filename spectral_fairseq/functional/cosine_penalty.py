@@ -58,9 +58,9 @@ class _SquaredDirectionSum(torch.autograd.Function):
 def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     """Return R of equation 6, in time O(N d).
 
-    R does not depend on the lengths of the rows, however short; the gradient grows with their
-    inverse. A zero row has no direction: its cosines are taken as zero, its gradient is zero, and
-    it still counts in N.
+    R does not depend on the lengths of the rows; the gradient grows with their inverse. A zero row
+    has no direction, nor has one of less than the smallest normal number: its cosines are taken as
+    zero, its gradient is zero, and it still counts in N.
 
     Args:
         matrix: table, shape (n, d), of any floating dtype.

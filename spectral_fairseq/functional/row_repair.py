@@ -23,6 +23,7 @@ from torch import Tensor
 from spectral_fairseq.errors import (
     ConfigurationError,
     check_choice,
+    check_count,
     check_enough,
     check_range,
     listed,
@@ -152,6 +153,8 @@ def new_rows(
     spread = share * known.std(0, unbiased=False)
     middle = known.mean(0)
     if pieces is not None:
+        remedy = "Name the subwords of each new row."
+        check_count(len(pieces), len(rows), "lists of subwords, one for each row", remedy)
         middle = _means_of_pieces(matrix, kept, pieces).to(known)
     return middle * (fill != "zero") + spread * drawn.to(known)
 

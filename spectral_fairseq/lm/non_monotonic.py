@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, Sequence
+from typing import List
 
 from spectral_fairseq.errors import check_range
 
@@ -17,16 +17,15 @@ class NonMonotonicTrigger:
 
     Args:
         interval: n, in checks (epochs, if the loss is computed once in each epoch); 5 in the paper.
-        history: earlier losses, oldest first, where training is resumed.
 
     Raises:
         ConfigurationError: the interval is negative.
     """
 
-    def __init__(self, interval: int = 5, history: Sequence[float] = ()) -> None:
+    def __init__(self, interval: int = 5) -> None:
         check_range("`interval`", interval, at_least=0, whole=True)
         self.interval = interval
-        self.history: List[float] = list(history)
+        self.history: List[float] = []
 
     @property
     def reference(self) -> float:

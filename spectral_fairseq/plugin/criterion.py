@@ -22,7 +22,7 @@ from spectral_fairseq.errors import (
     arguments_as_flags,
     check_range,
 )
-from spectral_fairseq.functional.blocks import smoothing_weights
+from spectral_fairseq.functional.blocks import check_label_smoothing
 from spectral_fairseq.methods.penalties import AN_SVD_TABLE
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import idle_flags, read_options
@@ -124,7 +124,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         )
         # fairseq itself smooths with any number.
         with arguments_as_flags(label_smoothing="--label-smoothing"):
-            smoothing_weights(cfg.label_smoothing, vocabulary=2)
+            check_label_smoothing(cfg.label_smoothing)
         check_range("--ignore-prefix-size", cfg.ignore_prefix_size, at_least=0, whole=True)
         self._said_that_nothing_counts = False
         self._cfg, self._task = cfg, task
@@ -208,7 +208,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the flags need, before training starts.
 
-        It leaves the model as it is: without gradients no table follows its own training.
+        It trains nothing: without gradients no table follows its own training. Where
+        ``--fast-dropout`` is given, the model's dropout layers are replaced.
 
         Raises:
             ConfigurationError: no table for a flag, or one that is not trained; no output layer

@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
+from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.word_counts import smoothed_log_counts
 from spectral_fairseq.methods import prior
 from spectral_fairseq.methods.penalties import (
@@ -110,7 +111,7 @@ class Words:
 class Parts:
     """What a criterion works with in a model, found once.
 
-    It does not hold the model itself, so it can be kept as long as that lives.
+    It holds the decoder, which of some models is the model itself, so it is kept as long as that.
 
     Attributes:
         decoder: ends in the vocabulary.
@@ -168,7 +169,7 @@ class Inputs(OutputTable):
         """See the base class."""
         place = self.parts.output
         weight: Tensor = getattr(place.owner, place.name)
-        return weight.float()
+        return widened(weight)
 
     def prior(self) -> Tensor:
         """See the base class."""
@@ -203,7 +204,7 @@ def parse_interval(text: str) -> Optional[int]:
     """
     if text == "auto":
         return None
-    if not str(text).isdigit() or int(text) < 1:
+    if not str(text).isdecimal() or int(text) < 1:
         raise misspelt("`value` to be 'auto' or a whole number >= 1", text)
     return int(text)
 

@@ -28,7 +28,7 @@ from spectral_fairseq.errors import (
     check_range,
     listed,
 )
-from spectral_fairseq.functional.blocks import smoothing_weights
+from spectral_fairseq.functional.blocks import check_label_smoothing, smoothing_weights
 from spectral_fairseq.functional.log_probs import blockwise_log_probs
 from spectral_fairseq.functional.precision import HALVES, widened
 from spectral_fairseq.functional.softmax_loss import (
@@ -127,7 +127,7 @@ class TokenLoss:
         by_probability: bool = False,
         measures: bool = False,
     ) -> None:
-        smoothing_weights(label_smoothing, vocabulary=2)
+        check_label_smoothing(label_smoothing)
         check_choice("`smoothing`", smoothing, SMOOTHINGS)
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
         check_range("`z_loss`", z_loss, at_least=0)
@@ -215,7 +215,8 @@ class TokenLoss:
         labels = self._at_positions(labels, logits, self.ignore_index)
         targets = labels.reshape(-1).to(logits.device).long()
         if not isinstance(logits, HiddenStates):
-            return _shaped(self._measured(logits.flatten(0, -2), targets), labels)
+            log_p = torch.log_softmax(widened(logits.flatten(0, -2)), -1)
+            return _shaped(self._measured(log_p, targets), labels)
         if isinstance(logits.layer, MixtureLayer):
             raise of_plain_layers("log-probabilities of tokens")
         self._check_words(targets, logits.shape[-1])
@@ -471,12 +472,11 @@ class TokenLoss:
             loss = loss - uniform * log_p[counted].sum()
         if not self.measures:
             return loss, None
-        return loss, TokenMeasures(*(one.detach() for one in self._measured(logits, targets)))
+        return loss, TokenMeasures(*(one.detach() for one in self._measured(log_p, targets)))
 
-    def _measured(self, logits: Tensor, targets: Tensor) -> TokenMeasures:
-        """The measures of tokens, of finished logits, shape (T, N)."""
+    def _measured(self, log_p: Tensor, targets: Tensor) -> TokenMeasures:
+        """The measures of tokens, of log-probabilities, shape (T, N)."""
         counted = targets.ne(self.ignore_index)
-        log_p = torch.log_softmax(widened(logits), -1)
         log_probs = -F.nll_loss(log_p, targets, ignore_index=self.ignore_index, reduction="none")
         least = torch.finfo(log_p.dtype).min
         entropy = -(log_p.exp() * log_p.clamp(min=least)).sum(-1).detach()

@@ -86,7 +86,7 @@ def test_under_autocast_the_types_are_those_of_torch(chosen, length):
     """Layers that normalise queries and keys leave them, or one of them, in float32."""
     query, key, value = (torch.randn(2, 4, length, 8) for _ in range(3))
     for types in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
-        given = [query.to(types[0]).requires_grad_(), key.to(types[1]), value]
+        given = [query.detach().to(types[0]).requires_grad_(), key.to(types[1]), value]
         with torch.autocast("cpu", torch.bfloat16):
             expected = chosen(*given)
             found = F.scaled_dot_product_attention(*given)

@@ -184,6 +184,9 @@ def test_rows_that_a_user_names(tied):
         assert torch.equal(weight[39], before[name][7]) and torch.equal(
             weight[:38], before[name][:38]
         )
+    table = model["embed"].weight.detach()
+    with pytest.raises(ConfigurationError, match="lists of subwords, one for each row"):
+        new_rows(table, torch.tensor([38, 39]), "mean", 0.0, None, 1, [[1, 2]])
     for wrong in ([40], [], {38: []}, {38: [39], 39: [1]}, {38: [50]}):
         with pytest.raises(ConfigurationError):
             repair_(model, rows=wrong)

@@ -153,7 +153,8 @@ def test_fires_in_the_seventh_epoch_at_the_earliest():
 
 
 def test_goes_on_from_a_history():
-    trigger = NonMonotonicTrigger(1, [3.0, 4.0])
+    trigger = NonMonotonicTrigger(1)
+    trigger.history = [3.0, 4.0]
     assert trigger.reference == 3.0
     assert trigger.check(3.5)
     trigger.restart()
