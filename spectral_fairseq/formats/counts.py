@@ -49,7 +49,7 @@ def _from_lines(path: Path) -> Counts:
         if parts == [""]:
             continue
         try:
-            count = float(parts[-1])
+            count = math.nan if "_" in parts[-1] else float(parts[-1])  # 1_0 is Python's
         except ValueError:
             count = math.nan
         if math.isnan(count) or (by_row if len(parts) == 2 else by_word):

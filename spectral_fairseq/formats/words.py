@@ -49,8 +49,10 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.files import check_file, read_text, why_not_readable
 from spectral_fairseq.formats.stored import Stored
 
-# In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
-# come with it (XLM-R, mBART, NLLB) are numbered differently, and only tokenizer.json knows how.
+# The rows of models that come with it (XLM-R, mBART, NLLB) are numbered differently, and only
+# tokenizer.json knows how.
+_ROWS_OF_THEIR_OWN = "sentencepiece.bpe.model"
+# In the order of preference.
 _IN_FOLDERS = (
     "tokenizer.json",
     "vocab.json",
@@ -328,6 +330,14 @@ def _from_pieces(path: Path) -> WordList:
     except (OSError, RuntimeError) as error:
         raise DamagedError(f"a sentencepiece model at {path}", first_line(error)) from error
     added = dict(_added_beside(path))
+    if path.name == _ROWS_OF_THEIR_OWN and not added:
+        raise DataError(
+            f"a tokenizer whose rows are known, for {path}",
+            "a sentencepiece model of a name with which XLM-R, mBART and NLLB give their pieces "
+            "other rows",
+            "Give tokenizer.json, which fast tokenizers save, or dict.txt; if the rows are those "
+            "of the pieces, give a copy of the file under another name.",
+        )
     for piece, row in added.items():
         if pieces.get(piece, row) != row:
             wanted = f"pieces of {path} in the rows that the files of tokens beside it give"
@@ -377,12 +387,16 @@ def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optio
 def _fitted_and_remark(
     path: Path, rows: int, table: str, model: str, where: str
 ) -> Tuple[WordList, str]:
-    known = why_not_readable(path) is None
-    if known and is_dictionary(path) and len([*filter(str.strip, _lines_of(path))]) == rows:
+    counted = why_not_readable(path) is None and is_dictionary(path)
+    lines = len([*filter(str.strip, _lines_of(path))]) if counted else None
+    if lines == rows:
         # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
         return read_dictionary(path, specials=()), f"{where}; a row for each line"
     words = read_vocabulary(path)
     extra = len(words.symbols) - rows
+    if counted and extra > 0:  # nothing tells which of fairseq's symbols have rows of their own
+        found = f"{lines} words in {path}, after fairseq's {len(words.symbols) - lines} symbols"
+        raise other_rows(rows, f"{table} in {model}", found)
     if extra == 1 and words.symbols[0] == "row 0":
         left_out = [row - 1 for row in words.uncounted_rows() if row > 0]
         words = WordList(words.path, words.symbols[1:], words.counts[1:], left_out)

@@ -135,6 +135,15 @@ def test_words_and_counts_without_the_rows_that_fairseq_adds(tmp_path):
     assert [one["word"] for one in report["untrained"]] == ["w2"]
 
 
+@pytest.mark.parametrize("rows", [50, 61, 63])
+def test_a_dict_txt_whose_rows_are_not_known_is_refused(rows, tmp_path):
+    """With 61 rows one of fairseq's symbols has a row, and nothing tells which."""
+    path = save_dictionary(tmp_path / "dict.txt", 60)
+    weight = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(DataError, match=f"{rows} rows of .*60 words in .*after fairseq's 4"):
+        analyze(weight, dictionary=path)
+
+
 def test_rows_that_begin_elsewhere(tmp_path):
     (tmp_path / "tokens").write_text("".join(f"w{row} {row}\n" for row in range(4, 30)))
     words = read_vocabulary(tmp_path / "tokens")
@@ -208,6 +217,10 @@ def test_a_sentencepiece_model(tmp_path):
         pad_id=3,
         minloglevel=2,
     )
+    # XLM-R, mBART and NLLB have their special tokens elsewhere, and a file of this name.
+    (tmp_path / "sentencepiece.bpe.model").write_bytes((tmp_path / "spiece.model").read_bytes())
+    with pytest.raises(DataError, match="other rows. Give tokenizer.json"):
+        read_vocabulary(tmp_path / "sentencepiece.bpe.model")
     words = read_vocabulary(tmp_path / "spiece.model")
     assert words.symbols[:4] == ["<unk>", "<s>", "</s>", "<pad>"] and len(words.symbols) == 16
     assert words.uncounted_rows() == [3]
@@ -310,6 +323,7 @@ def test_counts_of_words_that_are_or_end_in_blanks(tmp_path):
         ("1\n2\n", "a count for each of 3 rows"),
         ("a -1\n", "whole numbers"),
         ("a inf\n", "whole numbers"),
+        ("a 1_0\n", "line 1"),
         ("a 0.25\n", "Multiply relative frequencies"),
         ("a 99999999999999999999\n", "whole numbers"),
     ],
