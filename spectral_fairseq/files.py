@@ -163,7 +163,7 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
 
     The new file lies in the same folder under a random name. It is removed if the block raises,
     and on SIGTERM and SIGHUP; see Note [What a killed process leaves]. Other programs see either
-    the old file or the whole new one.
+    the old file or the whole new one, which has the permissions of the old one.
 
     Args:
         path: the file to write; of a link, what it points to is replaced.
@@ -183,6 +183,8 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     with _undone_on_signals(partial, target):
         try:
             yield Path(partial)
+            with contextlib.suppress(OSError):  # there is no old file, or a system without modes
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
             os.fsync(descriptor)
             os.replace(partial, target)
         except BaseException:

@@ -202,6 +202,13 @@ def test_a_signal_between_two_renames_leaves_the_old_folder_or_the_new_one(
     assert (path / "weights").read_text() == kept and list(tmp_path.iterdir()) == [path]
 
 
+def test_the_new_file_has_the_permissions_of_the_old_one(tmp_path):
+    (tmp_path / "file").touch(0o600)
+    with replacing(tmp_path / "file") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
 def test_handlers_are_those_of_before(tmp_path):
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
     with ExitStack() as several:
