@@ -61,26 +61,26 @@ class Comparison(NamedTuple):
         """Whether the trainings ran on two kinds of machines."""
         return len(self.machines) > 1
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether the adjusted p allows a claim, which needs the intervals, too."""
-        return self.adjusted_p < 0.05
-
     def verdict(self, study: Study) -> str:
-        """What the protocol lets one say: a gain or a loss needs every interval and the p."""
+        """What the protocol lets one say, or why nothing."""
         if self.is_refused:
             return f"refused: {' against '.join(self.machines)}"
         if self.seeds < len(study.seeds):
             return f"no claim with {self.seeds} of {len(study.seeds)} seeds"
+        outcome = self.outcome(study)
+        return outcome if outcome == "no claim" else f"**a {outcome}**"
+
+    def outcome(self, study: Study) -> str:
+        """``gain`` or ``loss``, which need every interval and the p, or ``no claim``."""
         intervals = [(self.test.low, self.test.high)]
         if self.segments is not None and self.segments.interval is not None:
             intervals.append(self.segments.interval[1:])
         sign = 1 if study.corpus == "translation" else -1  # a lower perplexity is better
-        if self.is_significant:
+        if self.adjusted_p < 0.05:
             if all(sign * low > 0 < sign * high for low, high in intervals):
-                return "**a gain**"
+                return "gain"
             if all(sign * low < 0 > sign * high for low, high in intervals):
-                return "**a loss**"
+                return "loss"
         return "no claim"
 
 

@@ -109,14 +109,13 @@ def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
         rows = [one for one in found if one.study.model == model]
         at += 0.55 * (1 + heading.count("\n")) + 0.35
         for one in sorted(rows, key=lambda one: -sign * one.comparison.test.mean):
-            test, claim = one.comparison.test, one.comparison.is_significant
-            kind = ("gain" if sign * test.mean > 0 else "loss") if claim else "no claim"
+            test, colour = one.comparison.test, _COLOURS[one.comparison.outcome(one.study)]
             ends = [[test.mean - test.low], [test.high - test.mean]][::sign]
             name = f"{one.method} ({one.comparison.seeds} seeds)"
             axes.text(0, 0.1 - at, name, fontsize=9, transform=left, bbox=_WHITE)
             axes.errorbar(
                 *(sign * test.mean, -at - 0.25),
-                xerr=ends, fmt="o", markersize=5, capsize=2.5, color=_COLOURS[kind],
+                xerr=ends, fmt="o", markersize=5, capsize=2.5, color=colour,
             )  # fmt: skip
             at += 1
         at += 0.1

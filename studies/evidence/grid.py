@@ -822,6 +822,11 @@ TRANSFORMER_XL_METHODS_SMALL = replace(
     plain_of="transformer_xl_small",
 )
 
+# Methods that the package had when they were trained -> the last commit that has them.
+REMOVED = {
+    "sigsoftmax": "4ee876c",
+    **dict.fromkeys(("coupled_adam", "gradient_gating", "simcut", "table_rate"), "0bd1da41"),
+}
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import List, Mapping, NamedTuple, Sequence
 
 from studies import tables
@@ -62,8 +63,9 @@ def all_comparisons(
 
 def joint_p(ps: Sequence[float], planned: int) -> List[float]:
     """P by Holm's method over so many planned comparisons, of which those with ``ps`` were made."""
-    # One that has not been made could have any p.
-    return holm([*ps, *[1.0] * (planned - len(ps))])[: len(ps)]
+    # One that has not been made, or has no p, could have any.
+    missing = planned - sum(not math.isnan(p) for p in ps)
+    return holm([*ps, *[1.0] * missing])[: len(ps)]
 
 
 def together_table(found: List[Found]) -> str:

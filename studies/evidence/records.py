@@ -13,6 +13,8 @@ import lzma
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from filelock import UnixFileLock
+
 from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
 from studies.evidence.grid import Study
@@ -77,16 +79,25 @@ class Records(Mapping[str, Record]):
             "recipe": dict(cell.recipe),
             **figures,
         }
-        if lines is not None:
-            self.keep_text(cell.name, lines)
-        # Written last: a record without its translations would never be completed. Another run of
-        # the study may have added some since this one began.
-        settings, records = _read_records(self.folder)
-        _write_lines(self.folder, settings, {**records, cell.name: record})
+        # Other runs of the study may add records at the same time. The record is written last: one
+        # without its translations would never be completed.
+        with self._alone():
+            if lines is not None:
+                self._add_text(cell.name, lines)
+            settings, records = _read_records(self.folder)
+            _write_lines(self.folder, settings, {**records, cell.name: record})
         self._records[cell.name] = record
 
     def keep_text(self, name: str, lines: List[str], language: str = "en") -> None:
         """Keep lines under a name, compressed with those of the other trainings."""
+        with self._alone():
+            self._add_text(name, lines, language)
+
+    def _alone(self) -> UnixFileLock:
+        """Held while the files are read and written anew."""
+        return UnixFileLock(self.folder / ".lock")
+
+    def _add_text(self, name: str, lines: List[str], language: str = "en") -> None:
         texts = {**_read_texts(self.folder), (name, language): lines}
         rows = ({"name": one, "language": of, "lines": found} for (one, of), found in texts.items())
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

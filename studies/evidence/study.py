@@ -8,8 +8,9 @@ from typing import Any, Dict, List, Sequence, Union
 import torch
 
 from benchmarks.harness import commit
+from spectral_fairseq.errors import ConfigurationError
 from studies.evidence.corpora import EvaluationSet, LanguageModelCorpus, TranslationCorpus
-from studies.evidence.grid import Study
+from studies.evidence.grid import REMOVED, Study
 from studies.evidence.plan import Cell, Stage, stages
 from studies.evidence.records import Records, records_of
 from studies.evidence.scoring import perplexities, translation_scores
@@ -46,7 +47,19 @@ class StudyRunner:
         self.device, self.at_once = device, at_once
 
     def run(self, methods: Sequence[str] = ()) -> None:
-        """Everything that is not recorded yet, of some methods or of all."""
+        """Everything that is not recorded yet, of some methods or of all.
+
+        Raises:
+            ConfigurationError: a method that the package no longer has is to be trained.
+        """
+        recorded = {record["method"] for record in self.records.values()}
+        for method in methods or self.study.methods:
+            if method in REMOVED and method not in recorded:
+                raise ConfigurationError(
+                    "methods that this version of the package has",
+                    f"{method}, which commit {REMOVED[method]} has",
+                    "Check out that commit, or name the other methods with --methods.",
+                )
         torch.set_num_threads(1)
         for stage, _ in stages(self.study, self.records, methods):
             due = [cell for cell in stage.cells if cell.name not in self.records]

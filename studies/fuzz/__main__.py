@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from spectral_fairseq.provenance import versions
 from studies.fuzz import data, files, forks, kills, training
+from studies.work_folder import write_text
 from tests.conftest import PACKAGE, ROOT
 from tests.fork_server import ForkServer
 
@@ -77,11 +78,12 @@ def next_cases(lines: Sequence[Dict[str, Any]]) -> Iterator[Tuple[str, int]]:
 
 
 def lines_of(record: Path) -> List[Dict[str, Any]]:
-    """The lines of a record; a last one that was cut off is left out."""
+    """The lines of a record, the last one of each case; one that was cut off is left out."""
     if not record.exists():
         return []
     lines = record.read_text("utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    return list({(line["kind"], line["number"]): line for line in whole}.values())
 
 
 def kept(line: Dict[str, Any]) -> Dict[str, Any]:
@@ -102,8 +104,11 @@ def campaign(minutes: float, record: Path, at_once: int) -> None:
     """
     end = time.monotonic() + 60 * minutes
     record.parent.mkdir(parents=True, exist_ok=True)
-    # Without half a line, which a machine that failed may leave. Failures are tried again.
-    done = [line for line in lines_of(record) if line["outcome"] not in FAILURES]
+    lines = lines_of(record)
+    # Without half a line, which a machine that failed may leave.
+    write_text(record, "".join(json.dumps(line) + "\n" for line in lines))
+    # Failures are tried again, and stay in the record until they have ended.
+    done = [line for line in lines if line["outcome"] not in FAILURES]
     cases, lock, stopped = next_cases(done), threading.Lock(), threading.Event()
 
     def work(folder: Path) -> None:
@@ -117,9 +122,7 @@ def campaign(minutes: float, record: Path, at_once: int) -> None:
                     file.flush()
                 print(f"{kind} {number}: {line['outcome']} {line.get('error', '')[:200]}")
 
-    with tempfile.TemporaryDirectory() as folder, open(record, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in done)
-        file.flush()
+    with tempfile.TemporaryDirectory() as folder, open(record, "a", encoding="utf-8") as file:
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             workers = [pool.submit(work, Path(folder) / str(i)) for i in range(at_once)]
             try:
@@ -163,7 +166,7 @@ def write_page(lines: List[Dict[str, Any]]) -> None:
     text = PAGE.read_text("utf-8")
     block = f"<!-- counts -->\n{summary(lines)}\n<!-- /counts -->"
     new = re.sub(r"<!-- counts -->.*<!-- /counts -->", lambda _: block, text, flags=re.DOTALL)
-    PAGE.write_text(new, "utf-8")
+    write_text(PAGE, new)
 
 
 def main() -> int:

@@ -163,7 +163,9 @@ def _failed(cell: Dict[str, Any]) -> bool:
     reads = cell.get("reads", {}).values()
     parts = (cell, cell.get("existing", {}), *cell.get("training", {}).values())
     failed = any(one.get("error") or one.get("failed") for one in (*parts, cell.get("tests", {})))
-    return failed or any(reads)
+    host = cell.get("existing", {}).get("host_tests", {})
+    broken = any(counts["newly_failed"] for of in host.values() for counts in of.values())
+    return failed or broken or any(reads)
 
 
 if __name__ == "__main__":

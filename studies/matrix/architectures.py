@@ -37,6 +37,7 @@ import numpy as np
 
 from spectral_fairseq.provenance import versions
 from studies.matrix.page import PAGE
+from studies.work_folder import write_text
 
 RECORD = Path(__file__).with_name("architectures.json")
 COMMANDS = ("train", "generate", "interactive", "validate")
@@ -481,9 +482,9 @@ def rows(record: Record) -> List[str]:
 
 def write(record: Record) -> None:
     """Write the record, and its table into docs/compatibility.md."""
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    write_text(RECORD, json.dumps(record, indent=1) + "\n")
     block = "\n".join(["<!-- architectures -->", *rows(record), "<!-- /architectures -->"])
-    PAGE.write_text(_BLOCK.sub(lambda _: block, PAGE.read_text("utf-8")), "utf-8")
+    write_text(PAGE, _BLOCK.sub(lambda _: block, PAGE.read_text("utf-8")))
 
 
 def untried() -> List[str]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List
 
+from studies.work_folder import write_text
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -24,8 +25,8 @@ def read_record() -> Record:
 def write_record(record: Record) -> None:
     """Write the record, in the order of the cells' names, and the page."""
     ordered = {name: record[name] for name in sorted(record, key=_order)}
-    RECORD.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
-    PAGE.write_text(_BLOCK.sub(lambda _: block(record), PAGE.read_text("utf-8")), "utf-8")
+    write_text(RECORD, json.dumps(ordered, indent=1) + "\n")
+    write_text(PAGE, _BLOCK.sub(lambda _: block(record), PAGE.read_text("utf-8")))
 
 
 def block(record: Record) -> str:

@@ -1,5 +1,6 @@
 """The studies of docs/evidence.md: their plan, their scores, and one of them at a tiny size."""
 
+import concurrent.futures
 import dataclasses
 import json
 import math
@@ -26,7 +27,7 @@ from studies.evidence.__main__ import RESULTS, main
 from studies.evidence.grid import STUDIES, Setting
 from studies.evidence.plan import stages
 from studies.evidence.records import Records, records_of
-from studies.evidence.study import run_study
+from studies.evidence.study import StudyRunner, run_study
 from studies.pages import with_generated
 from studies.significance import paired_t
 from studies.training_data import OPENDOCS, language_model_data
@@ -104,6 +105,27 @@ def test_muon_has_the_settings_for_20_000_updates_that_5_000_have_chosen():
     (*_, (_, chosen)) = plan.stages(short, records_of(RESULTS, "translation_muon_small", short))
     for method in ("muon", "muon_init"):
         assert long.methods[method].settings == (chosen.settings[method],)
+
+
+def test_a_method_that_was_removed_is_refused_before_anything_is_trained(tmp_path):
+    runner = StudyRunner(TOY, None, None, Records(tmp_path), "cpu", 1)
+    with pytest.raises(ConfigurationError, match="simcut, which commit 0bd1da41 has"):
+        runner.run()
+
+
+def test_records_of_runs_that_end_at_the_same_time_are_all_kept(tmp_path):
+    def add(seeds):
+        records = Records(tmp_path)
+        for seed in seeds:
+            cell = plan.cell_of(TOY, TOY.recipe, "plain", Setting(), seed)
+            records.add(cell, {"valid_ppl": 2.0}, [f"line {seed}"])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(add, (range(10), range(10, 20))))
+    records = Records(tmp_path)
+    assert sorted(records.text(name)[0] for name in records) == sorted(
+        f"line {seed}" for seed in range(20)
+    )
 
 
 def test_settings_open_the_records_and_are_compared(tmp_path):
@@ -184,9 +206,7 @@ def test_fairseq_takes_every_command(name, tmp_path):
     import spectral_fairseq.plugin  # noqa: F401
 
     study = STUDIES[name]
-    # Their records are of earlier commits: docs/evidence.md.
-    removed = {"coupled_adam", "gradient_gating", "sigsoftmax", "simcut", "table_rate"}
-    for method in set(study.methods) - removed:
+    for method in set(study.methods) - set(grid.REMOVED):
         for setting in study.methods[method].settings:
             cell = plan.cell_of(study, study.recipe, method, setting, 1)
             command = training.train_command(study, cell, tmp_path, tmp_path, "cpu")
@@ -222,6 +242,11 @@ def test_equal_translations_are_no_better():
     worse = [line.replace("sat on", "lies over") for line in references]
     assert comparison.paired_bootstrap(worse, references, references) < 0.05
     assert comparison.paired_bootstrap(worse, worse, references) == 1.0
+
+
+def test_a_comparison_without_a_p_counts_as_one_that_was_not_made():
+    assert overview.joint_p([math.nan, 0.03], 2)[1] == pytest.approx(0.06)
+    assert overview.joint_p([0.03], 2) == [pytest.approx(0.06)]
 
 
 def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():

@@ -245,6 +245,8 @@ def test_environments_that_exist_are_on_the_page():
     )
     assert "| ve-fairseq 0.12.3 | 2 | units | the last commit | 3 of 4 | 4 of 5 | 0 |" in text
     assert "| ve-fairseq 0.12.3 | 2 | units | v0.12.2 | 3 of 4 | 4 of 5 | 1 |" in text
+    assert matrix._failed({"existing": found})
+    assert not matrix._failed({"existing": {**found, "host_tests": {"HEAD": host["HEAD"]}}})
     broken = {FIRST: cell("3.10", existing={"date": "2026-01-01", "error": "no"})}
     assert f"- {FIRST}: no" in page.block(broken)
 
