@@ -49,7 +49,7 @@ KINDS: Tuple[Tuple[str, str], ...] = (
     ("products", r"mm|linear_pointwise|mkldnn_linear|scaled_dot_product"),
     ("dropout", r"dropout|bernoulli|random_"),
     ("normalisation", r"layer_norm"),
-    ("softmax and loss", r"softmax|logsumexp|exp|nll|gather|max|argmax"),
+    ("softmax and loss", r"softmax|logsumexp|\bexp_?\b|nll|gather|max|argmax"),
     ("embedding", r"embedding|index"),
     ("copies and conversions", r"copy|clone|contiguous|cat\b|to\b|empty|zero|fill|resize"),
     ("sums and elementwise", r"."),

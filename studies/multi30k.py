@@ -287,9 +287,9 @@ def write_page() -> str:
     return f"{PAGE.name} written\n"
 
 
-def due_text() -> str:
-    """The names of the trainings that can be started, one a line."""
-    return "".join(f"{one.name}\n" for one in plan_of(records(), "cpu").due())
+def due_text(kind: str) -> str:
+    """The names of the trainings that a kind of machine can start, one a line."""
+    return "".join(f"{one.name}\n" for one in plan_of(records(), kind).due())
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -298,7 +298,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def action() -> str:
         if arguments.what == "due":
-            return due_text()
+            return due_text("cuda" if arguments.gpu else "cpu")
         if arguments.what == "report":
             return write_page()
         return train(arguments)

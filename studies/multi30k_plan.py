@@ -229,7 +229,8 @@ class Plan:
         complete = [
             pair
             for pair in pairs
-            if all(len(results.get(label, ())) == len(self.arms.get(label, "?")) for label in pair)
+            if all(self.arms.get(label) for label in pair)
+            and all(len(results.get(label, ())) == len(self.arms[label]) for label in pair)
         ]
         return tables.differences(results, complete, "mean_bleu", len(pairs))
 

@@ -36,6 +36,7 @@ from benchmarks.harness import positive
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.lm.carry import Carry
+from studies.machine import find_command
 from studies.penn_treebank import ARMS, RECIPE
 from studies.translation import USER_DIR
 
@@ -193,7 +194,13 @@ def own_updates(checkpoint: Path, data: Path, count: int) -> Dict[str, Tensor]:
     """The weights after updates by ``fairseq-train``, from those of a checkpoint."""
     flags = f"{RECIPE} {ARMS['mos']} {WITHOUT_DROPOUT}".replace("--variable-bptt ", "")
     with tempfile.TemporaryDirectory() as folder:
-        command = ["fairseq-train", str(data), "--user-dir", USER_DIR, *shlex.split(flags)]
+        command = [
+            find_command("fairseq-train"),
+            str(data),
+            "--user-dir",
+            USER_DIR,
+            *shlex.split(flags),
+        ]
         command += ["--finetune-from-model", str(checkpoint), "--save-dir", folder, "--cpu"]
         command += ["--max-update", str(count), "--validate-after-updates", str(count + 1)]
         subprocess.run([*command, "--no-epoch-checkpoints"], check=True, stdout=subprocess.DEVNULL)

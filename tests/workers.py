@@ -1,6 +1,6 @@
 """Two processes of one group on this machine, for what data-parallel workers have to agree on."""
 
-import socket
+import uuid
 
 import torch
 import torch.multiprocessing
@@ -11,19 +11,17 @@ PRELOADED = ["torch.distributed"]
 
 def on_two_workers(function, folder, *arguments):
     """What ``function(rank, *arguments)`` returns in each of them, through files in ``folder``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = (function, port, str(folder), arguments)
+    meeting = f"{folder}/{uuid.uuid4()}"  # a file, since another process might take a port
+    given = (function, meeting, str(folder), arguments)
     torch.multiprocessing.set_forkserver_preload(PRELOADED)
     torch.multiprocessing.start_processes(_worker, given, nprocs=2, start_method="forkserver")
     return [torch.load(f"{folder}/{rank}.pt") for rank in (0, 1)]
 
 
-def _worker(rank, function, port, folder, arguments):
+def _worker(rank, function, meeting, folder, arguments):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
     )
     torch.save(function(rank, *arguments), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A folder of results, written whole or not at all: pictures, JSON and, last, the page."""
+"""A folder of results: each file whole or not at all, pictures, JSON and, last, the page."""
 
 from __future__ import annotations
 

@@ -38,8 +38,10 @@ def with_tensors(checkpoint: Dict[str, Any], changed: Mapping[str, Tensor]) -> D
     """
     left = {**checkpoint, "model": {**checkpoint["model"], **changed}}
     left.pop("last_optimizer_state", None)
-    for key in ("ema", "ema_fp32_params"):
-        (left.get("extra_state") or {}).pop(key, None)
+    averages = ("ema", "ema_fp32_params")
+    extra = left.get("extra_state")
+    if extra:
+        left["extra_state"] = {key: extra[key] for key in extra if key not in averages}
     return left
 
 

@@ -12,6 +12,7 @@ from spectral_fairseq.commands.arguments import Rare, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.lm_options import add_options, options_of
 from spectral_fairseq.commands.progress import StageBars
+from spectral_fairseq.errors import printable
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 
 DESCRIPTION = """\
@@ -56,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     with float32_products(args.float32_products), StageBars(args.no_progress) as bars:
         document = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin, args.verify)
     if document["data"]["remark"]:
-        print(f"warning: {document['data']['remark']}", file=sys.stderr)
-    print(json.dumps(document) if args.format == "json" else as_text(document))
+        print(printable(f"warning: {document['data']['remark']}"), file=sys.stderr)
+    print(json.dumps(document) if args.format == "json" else printable(as_text(document)))
     return 0
 
 

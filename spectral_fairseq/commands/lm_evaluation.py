@@ -81,8 +81,6 @@ def reader_for(loaded: LanguageModel, layout: StreamLayout) -> StreamReader:
 
 SCHEMA = "spectral-fairseq/evaluate-lm/1"
 TRAINING = "train"
-# A batch of the published gradient statistics is 100 streams x 5 tokens.
-STATISTICS_STREAMS = 100
 
 Begin = Callable[[str, int], ProgressCallback]
 """Called with the name of a stage and its number of tokens; returns a callback that counts them."""
@@ -223,7 +221,7 @@ class _Run:
             rate, decay, epsilon = self.dynamic.rates
             how["dynamic"] = (
                 f"eta{rate:g},lambda{decay:g},epsilon{epsilon:g},{self.dynamic.units},"
-                f"{self.statistics.batches}x{self._batch_size(self.dynamic)}"
+                f"{self.statistics.batches}x{self.dynamic.statistics_streams}"
             )
         figures = [self._figure(method, sums.nll, sums.tokens, searches, **how)]
         if grid is not None:
@@ -267,7 +265,7 @@ class _Run:
         """Mean squared gradients over the training split."""
         assert self.dynamic is not None
         corpus, loaded, layout = self.corpora[TRAINING], self.loaded, self.layout
-        size = self._batch_size(self.dynamic)
+        size = self.dynamic.statistics_streams
         what = "tokens in the training split, one for each stream"
         check_enough(len(corpus), size, what, "Give a smaller --dynamic-batch-size.")
         reader = reader_for(loaded, layout._replace(streams=size))
@@ -320,9 +318,6 @@ class _Run:
         assert self.statistics is not None
         tensors = len(adapted_parameters(self.loaded.model))
         return rates.from_sums(self.statistics.batches, tensors)
-
-    def _batch_size(self, options: DynamicOptions) -> int:
-        return options.batch_size or STATISTICS_STREAMS
 
 
 def check(options: EvaluationOptions) -> None:

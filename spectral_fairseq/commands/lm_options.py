@@ -20,6 +20,8 @@ PUBLISHED: Dict[str, Tuple[float, float, float]] = {
     "mean": (5e-5, 0.002, 2e-5),
     "sum": (0.002, 0.02, 0.001),
 }
+# A batch of the published gradient statistics is 100 streams x 5 tokens.
+STATISTICS_STREAMS = 100
 # (theta, lambda) of the cache, published for WikiText-2.
 PUBLISHED_CACHE = (0.662, 0.1279)
 
@@ -66,7 +68,7 @@ class DynamicOptions:
         epsilon: added to the root mean square of the gradient.
         units: of these three: ``mean`` or ``sum``, as in :data:`PUBLISHED`.
         batches: of the training split, whose gradients are gathered; all if None.
-        batch_size: number of streams in them.
+        batch_size: number of streams in them; None is :data:`STATISTICS_STREAMS`.
     """
 
     rate: Optional[float] = None
@@ -80,6 +82,11 @@ class DynamicOptions:
     def rates(self) -> Tuple[float, ...]:
         """Eta, lambda and epsilon, in ``units``."""
         return _filled((self.rate, self.decay, self.epsilon), PUBLISHED[self.units])
+
+    @property
+    def statistics_streams(self) -> int:
+        """The number of streams in a batch of the training split."""
+        return self.batch_size or STATISTICS_STREAMS
 
     def completed(self) -> DynamicOptions:
         """These options with a value for each number of the update."""
@@ -278,7 +285,7 @@ def _add_dynamic(group: Any) -> None:
         "--dynamic-batch-size",
         type=int,
         metavar="B",
-        help=Rare("number of streams in those batches (default: 100)"),
+        help=Rare(f"number of streams in those batches (default: {STATISTICS_STREAMS})"),
     )
 
 

@@ -388,8 +388,8 @@ def _fitted_and_remark(
     path: Path, rows: int, table: str, model: str, where: str
 ) -> Tuple[WordList, str]:
     counted = why_not_readable(path) is None and is_dictionary(path)
-    lines = len([*filter(str.strip, _lines_of(path))]) if counted else None
-    if lines == rows:
+    lines = len([*filter(str.strip, _lines_of(path))]) if counted else 0
+    if counted and lines == rows:
         # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
         return read_dictionary(path, specials=()), f"{where}; a row for each line"
     words = read_vocabulary(path)

@@ -74,6 +74,9 @@ def dense_from(table: FactoredEmbedding, entries: Mapping[str, Tensor]) -> Tenso
     given = {name: entries[name] for name in table._parameters}
     where = next(iter(given.values())).device
     # Buffers that no state dict has are where the table is.
-    kept = {name: entries.get(name, buffer).to(where) for name, buffer in table._buffers.items()}
+    kept = {
+        name: buffer if buffer is None else entries.get(name, buffer).to(where)
+        for name, buffer in table._buffers.items()
+    }
     other.__dict__ = {**table.__dict__, "_parameters": given, "_buffers": kept}
     return other.dense().clone()

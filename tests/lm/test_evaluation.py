@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.evaluation import StreamReader, evaluate, perplexity
 from tests.lm.tiny_stateful import PADDING, START, corpus, reader, tiny_model
@@ -96,11 +95,10 @@ def test_progress_counts_every_token():
 
 
 def test_nothing_is_differentiated_and_training_mode_is_never_entered():
-    model = tiny_model()
-    first = reader(model)
-    with torch.no_grad():
-        predicted = first.predict(next(first.segments(corpus(9))), Carry())
-    assert not predicted.log_probabilities.requires_grad and not model.training
+    model, seen = tiny_model(), set()
+    model.register_forward_pre_hook(lambda *_: seen.add((torch.is_grad_enabled(), model.training)))
+    evaluate(reader(model), corpus(9))
+    assert seen == {(False, False)}
 
 
 def test_too_few_tokens_and_impossible_caches_are_refused():
