@@ -1,6 +1,7 @@
 """Packages import each other along the arrows of docs/architecture.md; files have no banners."""
 
 import ast
+import functools
 import re
 import tokenize
 from collections import defaultdict
@@ -42,9 +43,15 @@ def upstream(package):
     return found.union(*map(upstream, found))
 
 
+@functools.cache
+def tree(path):
+    """The syntax of a file."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(path):
     """Every dotted module name that a file imports, in its functions too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -111,7 +118,7 @@ def test_no_file_takes_the_place_of_a_public_name():
     packages = [path for path in FILES if path.name == "__init__.py"]
     names = {}
     for path in packages:
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names[path.parent] = set(ast.literal_eval(node.value))
     assert names[PACKAGE / "training"]
@@ -135,7 +142,7 @@ def test_only_compat_asks_for_versions():
     for path in FILES:
         if package_of(path) in VERSION_PACKAGES:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Attribute) and node.attr == "__version__":
                 owner = ast.unparse(node.value)
                 assert owner == "spectral_fairseq", f"{path}:{node.lineno} asks {owner}"
@@ -146,7 +153,7 @@ def test_only_compat_asks_for_versions():
 HEADERS = {
     path: docstring
     for path in sorted(PACKAGE.rglob("*.py"))
-    for docstring in [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""]
+    for docstring in [ast.get_docstring(tree(path)) or ""]
     if re.search(r"^(Flags|In order): ", docstring, re.MULTILINE)
 }
 
@@ -159,8 +166,7 @@ def listed(docstring, label):
 
 def defined_in(path):
     """The names that a file defines, and those of its classes as Class.name."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for node in tree.body:
+    for node in tree(path).body:
         if isinstance(node, ast.Assign):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -252,4 +258,4 @@ def texts_of_nothing(tree):
 def test_a_moved_constant_takes_its_text_along():
     assert [*texts_of_nothing(ast.parse('"""a"""\nA = 1\n"""of A"""\n"""of nothing"""\n'))] == [4]
     for path in PACKAGE.rglob("*.py"):
-        assert not [*texts_of_nothing(ast.parse(path.read_text("utf-8")))], path
+        assert not [*texts_of_nothing(tree(path))], path
