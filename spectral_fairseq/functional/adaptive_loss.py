@@ -40,7 +40,6 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
-    accumulation_dtype,
     aligned,
     check_loss_shapes,
     detached_without_grad,
@@ -51,6 +50,7 @@ from spectral_fairseq.functional.blocks import (
     scaled_gradients,
     token_blocks,
 )
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.products import linear
 
 
@@ -102,7 +102,7 @@ def adaptive_log_probabilities(
         Shape (*, N), float32 (float64 for float64 input).
     """
     scores = linear(contexts, matrix, bias)  # [*, N]
-    scores = scores.to(accumulation_dtype(scores.dtype))
+    scores = scores.to(at_least_float32(scores.dtype))
     # The backward pass of split makes one gradient of N columns, that of slices would make J + 1.
     head_scores, *tail_scores = scores.split(piece_sizes(cutoffs, matrix.size(0)), -1)
     head = torch.cat([head_scores, cluster_scores.to(scores.dtype)], -1)
@@ -225,7 +225,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         block_elements: Optional[int],
     ) -> Tensor:
         dtype = product_dtype(contexts, matrix)
-        sum_dtype = accumulation_dtype(dtype)
+        sum_dtype = at_least_float32(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
         sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
         cluster_gradient = torch.zeros_like(cluster_scores, dtype=sum_dtype)

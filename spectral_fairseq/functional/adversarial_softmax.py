@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.row_norms import row_norms
 
 
@@ -50,8 +50,7 @@ def adversarial_margin(features: Tensor, target_norms: Tensor, epsilon: float) -
         ConfigurationError: epsilon is negative, infinite or not a number.
     """
     check_range("`epsilon`", epsilon, at_least=0)
-    if features.dtype in HALVES:
-        features = features.float()
+    features = widened(features)
     return epsilon * target_norms.to(features.dtype) * row_norms(features)
 
 

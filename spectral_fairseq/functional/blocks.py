@@ -46,7 +46,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.functional.precision import HALVES, at_least_float32
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     has_wide_products,
@@ -221,11 +221,6 @@ def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> tor
     return dtype
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums and of all that is not a product: float64 or float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def check_loss_shapes(
     contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]
 ) -> None:
@@ -319,7 +314,7 @@ class BlockScores:
 
     def __init__(self, matrix: Tensor, bias: Optional[Tensor], dtype: torch.dtype) -> None:
         self.table = matrix.to(dtype)
-        self.accumulation_dtype = accumulation_dtype(dtype)
+        self.accumulation_dtype = at_least_float32(dtype)
         self.bias = None if bias is None else bias.to(self.accumulation_dtype)
         self.overwrites_products = (
             dtype == torch.bfloat16 and matrix.device.type == "cpu" and bias is None
@@ -472,7 +467,7 @@ class GradientSums:
         """
         if self.contexts is None and self.matrix is None and self.bias is None:
             return
-        dtype = accumulation_dtype(rows.dtype)
+        dtype = at_least_float32(rows.dtype)
         words = slice(first_word, first_word + table.size(0))
         if self.bias is not None:
             bias_sum = self.bias[words]

@@ -37,7 +37,6 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
-    accumulation_dtype,
     aligned,
     check_loss_shapes,
     detached_without_grad,
@@ -49,6 +48,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.precision import at_least_float32
 
 
 class ConsistencyLoss(NamedTuple):
@@ -112,7 +112,7 @@ class _ConsistencySums:
         self.target_weight, self.uniform = smoothing_weights(label_smoothing, self.vocabulary)
         self.block_scores = BlockScores(matrix, bias, dtype)
         self.never = _never_predicted(self.block_scores.bias)
-        sum_dtype = accumulation_dtype(dtype)
+        sum_dtype = at_least_float32(dtype)
         self.likelihood, self.nll, self.divergence = (
             contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
         )

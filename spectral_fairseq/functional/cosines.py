@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_enough
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.row_blocks import cached_rows, checked_table, row_blocks
 from spectral_fairseq.functional.row_norms import rows_from, rows_with_norms, unit_rows
 
@@ -78,7 +79,7 @@ def mean_cosines(
         DataError: ``matrix`` is not a table.
     """
     matrix = checked_table(matrix)
-    dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    dtype = at_least_float32(matrix.dtype)
     total = matrix.new_zeros((groups, matrix.size(1)), dtype=torch.float64)
     with_direction = total.new_zeros(groups)  # rows that are not zero
     block_rows = block_rows or cached_rows(matrix.size(1))

@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.functional.precision import HALVES
+from spectral_fairseq.functional.precision import HALVES, at_least_float32
 from spectral_fairseq.functional.settings import FLASH, ONEDNN, has_onednn_setting
 
 # Length from which the flash kernel with MKL is faster than batched products in oneDNN.
@@ -74,7 +74,7 @@ class _AttentionWeights(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float
     ) -> Tensor:
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide = at_least_float32(query.dtype)
         scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)).mul_(scale)
         if mask is None:
             weights = scores.softmax(-1)

@@ -20,7 +20,6 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.block_softmaxes import BlockSoftmax, BlockSoftmaxes
 from spectral_fairseq.functional.blocks import (
     GradientSums,
-    accumulation_dtype,
     aligned,
     at_rows,
     check_loss_shapes,
@@ -30,6 +29,7 @@ from spectral_fairseq.functional.blocks import (
     product_dtype,
     scaled_gradients,
 )
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.token_measures import TokenMeasures
 
 
@@ -53,7 +53,7 @@ class _BlockwiseLogProbs(torch.autograd.Function):
     ) -> Tuple[Tensor, Tensor, Tensor]:
         ctx.dtype = product_dtype(contexts, matrix, bounded=False)
         ctx.softcap, ctx.block_elements = softcap, block_elements
-        dtype = accumulation_dtype(ctx.dtype)
+        dtype = at_least_float32(ctx.dtype)
         ctx.frozen = not (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
         needed = (ctx.frozen and ctx.needs_input_grad[0], False, False)
         log_probs, entropy, right = (
@@ -85,7 +85,7 @@ class _BlockwiseLogProbs(torch.autograd.Function):
             of_contexts = scaled_gradients(ctx, grad.unsqueeze(1))[0]
             return of_contexts, None, None, None, None, None
         contexts, targets, matrix, bias = ctx.saved_tensors
-        dtype = accumulation_dtype(ctx.dtype)
+        dtype = at_least_float32(ctx.dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
             sums = GradientSums(contexts, matrix, bias, dtype, needed)

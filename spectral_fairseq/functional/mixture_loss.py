@@ -55,7 +55,6 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
-    accumulation_dtype,
     aligned,
     check_loss_shapes,
     detached_without_grad,
@@ -69,6 +68,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.softmax_loss import Losses
 
 SMALLEST_LINEAR = 1e-30
@@ -226,7 +226,7 @@ class _LogMixture(torch.autograd.Function):
         ctx.linear_space = _LinearSpace(contexts.device)
         ctx.save_for_backward(contexts, log_prior, matrix, bias)
         output = contexts.new_empty(
-            (log_prior.size(0), matrix.size(0)), dtype=accumulation_dtype(ctx.dtype)
+            (log_prior.size(0), matrix.size(0)), dtype=at_least_float32(ctx.dtype)
         )
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
@@ -250,7 +250,7 @@ class _LogMixture(torch.autograd.Function):
     @differentiable_once("log_mixture")
     def backward(ctx: Any, upstream: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, log_prior, matrix, bias = ctx.saved_tensors
-        sum_dtype = accumulation_dtype(ctx.dtype)
+        sum_dtype = at_least_float32(ctx.dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
         shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
@@ -465,7 +465,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     ) -> Tuple[Tensor, Tensor]:
         target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
         dtype = product_dtype(contexts, matrix)
-        sum_dtype = accumulation_dtype(dtype)
+        sum_dtype = at_least_float32(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3, 4, 5))
         linear_space = _LinearSpace(contexts.device)
         add: Callable[[_Block, BlockScores, _MixtureSums], None] = _add_likelihood

@@ -29,9 +29,9 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
 def _without_rounding_of_onednn() -> ContextManager[None]:
     """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
-    if not has_amx() or not has_onednn_setting():
+    if not has_amx():
         return nullcontext()
-    return ONEDNN.held()
+    return (ONEDNN if has_onednn_setting() else FLOAT32).held()
 
 
 def _without_tf32() -> ContextManager[None]:
@@ -42,6 +42,11 @@ def _without_tf32() -> ContextManager[None]:
     return FLOAT32.held()
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which sums and products of a type keep their digits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def widened(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 at least, in which sums and products keep their digits."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    """Return a tensor in float32 at least."""
+    return tensor.to(at_least_float32(tensor.dtype))

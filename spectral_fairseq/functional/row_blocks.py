@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError
-from spectral_fairseq.functional.precision import full_float32
+from spectral_fairseq.functional.precision import at_least_float32, full_float32
 
 BLOCK_ROWS = 2048
 # As float64, half of the second-level cache of a usual core.
@@ -59,7 +59,7 @@ def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = 
         DataError: infinity or NaN; or an error of the class that is given.
     """
     broken = 0
-    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    narrow = at_least_float32(weight.dtype)
     for block in weight.split(BLOCK_ROWS):
         # A sum beyond float32 only means a closer look.
         if not torch.isfinite(block.sum(dtype=narrow)):
@@ -98,7 +98,7 @@ def multiply_(rows: Tensor, matrix: Tensor) -> None:
         rows: shape (n, d), of any floating dtype.
         matrix: shape (d, d).
     """
-    dtype = torch.promote_types(rows.dtype, torch.float32)
+    dtype = at_least_float32(rows.dtype)
     factor = matrix.to(dtype)
     with full_float32(rows.device):
         for block in rows.split(BLOCK_ROWS):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import widened
+from spectral_fairseq.functional.precision import at_least_float32, widened
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
 SMALLEST_SHARE = 1e-12
@@ -30,7 +30,7 @@ _DEVICE_NUMBERS = 1 << 26
 
 def _shortest(dtype: torch.dtype) -> float:
     """Return the length below which squares lose digits, which are summed in float32 or wider."""
-    info = torch.finfo(torch.promote_types(dtype, torch.float32))
+    info = torch.finfo(at_least_float32(dtype))
     return math.sqrt(info.tiny) / info.eps
 
 

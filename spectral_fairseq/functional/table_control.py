@@ -40,7 +40,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import check_choice, check_range, check_shape
 from spectral_fairseq.functional.gram import accumulate_gram, mirror_gram
-from spectral_fairseq.functional.precision import full_float32
+from spectral_fairseq.functional.precision import at_least_float32, full_float32
 from spectral_fairseq.functional.spectra import (
     require_finite,
     right_singular_system_of_gram,
@@ -196,7 +196,7 @@ def plan_change(
     gram, total, count = sums[:-2], sums[-2], round(float(sums[-1, 0]))
     check_rank(count, weight.size(1), "control of the spectrum", "leave the control out")
     # What no eigensolver takes, and entries whose squares the table's own precision does not hold.
-    if not torch.isfinite(gram.to(torch.promote_types(weight.dtype, torch.float32))).all():
+    if not torch.isfinite(gram.to(at_least_float32(weight.dtype))).all():
         nan = torch.full_like(gram, float("nan"))
         return TableChange(nan[0], nan[0], nan)
     mean = total / count
@@ -234,7 +234,7 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
         DataError: the change was planned from a table with infinity or NaN in it.
     """
     change.check()
-    dtype = torch.promote_types(weight.dtype, torch.float32)
+    dtype = at_least_float32(weight.dtype)
     if bool((change.ratio > MOST_IN_FLOAT32).any()):
         dtype = torch.float64
     shift, ratio, vectors = (part.to(dtype) for part in change)

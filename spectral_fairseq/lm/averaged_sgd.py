@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_range
-from spectral_fairseq.lm.wide_state import WideStateOptimizer, at_least_float32
+from spectral_fairseq.functional.precision import at_least_float32
+from spectral_fairseq.lm.wide_state import WideStateOptimizer
 
 AVERAGE = "average"  # a, the average of the iterates since averaging started
 ITERATE = "iterate"  # w, stored here while the parameter holds the average

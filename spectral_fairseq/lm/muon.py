@@ -37,6 +37,7 @@ from spectral_fairseq.errors import (
     check_choice,
     check_range,
 )
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.lm.wide_state import WideStateOptimizer
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
@@ -190,7 +191,7 @@ class Muon(WideStateOptimizer):
                 f"{tuple(parameter.shape)}, which {'Muon' if taken else 'Adam'} is to step",
                 NEW_STATE,
             )
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        dtype = at_least_float32(parameter.dtype)
         weight = parameter.detach().to(dtype)
         gradient = parameter.grad.to(dtype)  # type: ignore[union-attr]
         if taken:

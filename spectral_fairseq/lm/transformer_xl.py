@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_range
+from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.lm.carry import check_carried
 from spectral_fairseq.lm.checks import check_layer_sizes, check_probabilities
 from spectral_fairseq.lm.relative_attention import (
@@ -241,7 +242,7 @@ class TransformerXL(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def _relative(self, queries: int, keys: int, like: Tensor) -> Relative:
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        dtype = at_least_float32(like.dtype)
         distances = torch.arange(keys - 1, -1, -1, dtype=dtype, device=like.device)
         if self.clamp_len > 0:
             distances = distances.clamp(max=self.clamp_len)

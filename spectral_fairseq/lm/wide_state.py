@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import NEW_STATE, CheckpointError
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The type of the state of a parameter."""
-    return torch.promote_types(dtype, torch.float32)
+from spectral_fairseq.functional.precision import at_least_float32
 
 
 def saved_groups(
