@@ -17,6 +17,7 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.settings import new_tensors_on
+from spectral_fairseq.training.adapters import with_adapters
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.decay_watch import watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
@@ -217,3 +218,11 @@ def entries_of(layer: nn.Module) -> Tuple[Tensor, ...]:
     """What an output layer computes with: its parameters, and those of a table of another layer."""
     others = layer.stored_table.parameters() if isinstance(layer, FactoredLayer) else ()
     return (*layer.parameters(), *others)
+
+
+def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, M) such that x M' are the logits of features, without the bias."""
+    if isinstance(layer, FactoredLayer):
+        return layer.used_table.operands(features)
+    weight: Any = layer.weight
+    return features, with_adapters(layer, weight)

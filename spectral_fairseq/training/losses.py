@@ -23,12 +23,12 @@ from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import is_split
 from spectral_fairseq.training.layer_mixins import forward_of, put_on, take_off
+from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.replaced_methods import keep_layers, let_replace
 from spectral_fairseq.training.table_checks import check_not_sharded
 from spectral_fairseq.training.token_loss import (
-    MixtureLayer,
     TokenLoss,
     of_plain_layers,
     operands,

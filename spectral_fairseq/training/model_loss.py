@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
-from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
+from spectral_fairseq.training.token_loss import TokenLoss
 
 
 class ModelLoss:

@@ -30,10 +30,11 @@ from spectral_fairseq.training.losses import (
     mixture_,
     plain_,
 )
+from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers, wrapped
 from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
 from spectral_fairseq.training.tables import factor_, weight_norm_
-from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
+from spectral_fairseq.training.token_loss import TokenLoss
 
 _TABLES: Dict[str, Any] = {WeightNormEmbedding.kind: weight_norm_, SVDEmbedding.kind: factor_}
 _OF_METHOD = re.compile(r"\.((?:table|mixture)\..*)")

@@ -38,13 +38,12 @@ from spectral_fairseq.functional.softmax_loss import (
     measured_cross_entropy,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
-from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.adapters import is_of_peft, with_adapters
+from spectral_fairseq.training.adapters import is_of_peft
 from spectral_fairseq.training.expert_losses import ExpertLosses
-from spectral_fairseq.training.factored_layers import FactoredLayer, entries_of
+from spectral_fairseq.training.factored_layers import entries_of, operands
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
-from spectral_fairseq.training.layer_mixins import LayerMixin
+from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.penalties import TablePenalty
 from spectral_fairseq.training.table_checks import check_not_sharded, check_trained, of_another
@@ -52,33 +51,6 @@ from spectral_fairseq.training.table_checks import check_not_sharded, check_trai
 Result = TypeVar("Result")
 SMOOTHINGS = ("torch", "fairseq")
 IGNORED = -100  # the label of transformers for what is no target
-
-
-class MixtureLayer(LayerMixin):
-    """An output layer whose scores are the log-probabilities of its ``mixture``."""
-
-    order = 1
-    mixture: MixtureHead
-
-    def forward(self, input: Tensor) -> Tensor:
-        """log P of features, shape (*, d): shape (*, N)."""
-        scores: Tensor = self.mixture(input)
-        return scores
-
-    def recorded(self) -> Dict[str, Any]:
-        """The kind of the mixture and its options."""
-        made = self.mixture
-        names = ("components", "dropout", "context_scale", "softcap")
-        options = {name: getattr(made, name) for name in names}
-        return {**super().recorded(), "mixture": {"kind": made.kind, **options}}
-
-
-def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
-    """(x, M) such that x M' are the logits of features, without the bias."""
-    if isinstance(layer, FactoredLayer):
-        return layer.used_table.operands(features)
-    weight: Any = layer.weight
-    return features, with_adapters(layer, weight)
 
 
 class TokenLoss:
