@@ -295,7 +295,7 @@ class Table(nn.Module):
         return singular_values(self.weight.float(), self.excluded_rows)
 
     def reset_parameters(self) -> None:
-        """Start anew, as the constructor does."""
+        """Start anew, as the constructor does; one that starts from counts is given them again."""
         raise NotImplementedError
 
     def _exclude(self, padding: Sequence[int], excluded_rows: Sequence[int]) -> None:
