@@ -158,14 +158,16 @@ class TablePenalty:
         prior = TablePrior(self._given_prior)
         given = _padding(model) if self._given_excluded is None else self._given_excluded
         rows = _TableOf(model, _rows(()), prior).rows
-        excluded = _rows(excluded_rows(given, rows))
-        table = _TableOf(model, excluded, prior)
+        excluded = excluded_rows(given, rows)
+        left_out = _rows(excluded)
+        table = _TableOf(model, left_out, prior)
         if table.device.type != "meta":
             with torch.no_grad():
                 for penalty in self._active:
                     with arguments_as_flags(weight=f"`{penalty.name}`"):
                         table.get(penalty.needs)
-        self.model, self._excluded, self._prior = model, excluded, prior
+        self.model, self.excluded, self._prior = model, excluded, prior
+        self._left_out = left_out
 
     @property
     def is_trained(self) -> bool:
@@ -215,7 +217,7 @@ class TablePenalty:
         """
         self._check_bound()
         assert self.model is not None
-        table = _TableOf(self.model, self._excluded, self._prior)
+        table = _TableOf(self.model, self._left_out, self._prior)
         terms = {one.name: one.of(table, self._options[one.name]) for one in self._active}
         finite = [torch.isfinite(term) for term in terms.values()]
         if finite and not bool(torch.stack(finite).all()):  # a GPU is waited for once
