@@ -24,6 +24,7 @@ from typing import (
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
 from spectral_fairseq.functional.autograd import hook, without_row
@@ -393,9 +394,13 @@ class FactoredEmbedding(Table):
         self._register_hooks()  # of parameters that have taken the place of others
 
     def _register_hooks(self) -> None:
-        """Register with :func:`hook` what changes the gradients of the parameters."""
+        """Register with :func:`hook` what changes the gradients of the parameters.
+
+        It is called again where a table is unpickled, so that torch has no reason to warn.
+        """
         hook(getattr(self, self.entries[0]), self._without_padding)
 
+    @unserializable_hook
     def _without_padding(self, grad: Tensor) -> Tensor:
         # A tied softmax gives the padding row a gradient, which the look-up does not.
         return without_row(grad, self.padding_idx)

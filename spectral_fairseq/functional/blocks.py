@@ -83,6 +83,9 @@ def kept_rows(ignore_index: Optional[int], targets: Tensor) -> Optional[Tensor]:
     return targets.ne(ignore_index).nonzero().squeeze(1)
 
 
+_ALIKE = "Flatten contexts and targets alike."
+
+
 def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
     """Return the targets that count, and the rows of ``values`` that belong to them.
 
@@ -90,7 +93,13 @@ def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) 
         ignore_index: target whose tokens are left out; ``None`` leaves out none.
         targets: shape (T,).
         values: as for :func:`at_rows`.
+
+    Raises:
+        ConfigurationError: a value has another number of rows than there are targets.
     """
+    for rows in values:
+        if rows is not None:
+            check_shape("`targets`", targets, (len(rows),), _ALIKE)
     return at_rows(kept_rows(ignore_index, targets), targets, *values)
 
 
@@ -236,7 +245,7 @@ def check_loss_shapes(
         ConfigurationError: it names the shapes.
     """
     vocabulary, dim = matrix.shape
-    flat, like = "Flatten contexts and targets alike.", (*contexts.shape[:-1], dim)
+    flat, like = _ALIKE, (*contexts.shape[:-1], dim)
     check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
     check_shape("`targets`", targets, contexts.shape[:1], flat)
     if bias is not None:

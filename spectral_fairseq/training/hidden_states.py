@@ -234,10 +234,11 @@ class KeepsHiddenStates(LayerMixin):
         """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
         cap: Optional[float] = getattr(self, "softcap", None)
         if self.training and torch.is_grad_enabled():
-            if getattr(self, "_backward_pre_hooks", None):  # torch 1.12 has none
+            # torch 1.12 has the second kind alone.
+            if getattr(self, "_backward_pre_hooks", None) or self._backward_hooks:
                 raise UnsupportedError(
-                    "an output layer without full_backward_pre_hooks, for a loss by blocks",
-                    "one, which would change the gradient of logits that are not made",
+                    "an output layer without backward hooks, for a loss by blocks",
+                    "one, which is called with the gradient of logits that are not made",
                     "Remove the hook, or train the model without fused_loss_.",
                 )
             handed = _handed_on(input, self)

@@ -14,6 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
@@ -185,7 +186,7 @@ class TokenLoss:
         """
         logits = _logits(outputs)
         labels = self._at_positions(labels, logits, self.ignore_index)
-        targets = labels.reshape(-1).to(logits.device).long()
+        targets = _targets(labels, logits)
         if not isinstance(logits, HiddenStates):
             log_p = torch.log_softmax(widened(logits.flatten(0, -2)), -1)
             return _shaped(self._measured(log_p, targets), labels)
@@ -227,9 +228,7 @@ class TokenLoss:
         if missing and missing == self._virtual_tokens:
             return F.pad(labels, (missing, 0), value=nothing)
         if missing:
-            wanted = f"a label for each of the {logits.shape[-2]} positions of the outputs"
-            remedy = "Pass the labels of the batch that the model was given."
-            raise ConfigurationError(wanted, f"labels of shape {tuple(labels.shape)}", remedy)
+            raise _of_another_batch(labels, logits)
         return labels
 
     def shifted(self, labels: Tensor, nothing: Optional[float] = None) -> Tensor:
@@ -256,7 +255,7 @@ class TokenLoss:
             wanted = "`labels` that are indices of words, whole numbers"
             remedy = "Pass the index of each word; probabilities of words are no labels here."
             raise ConfigurationError(wanted, f"numbers of type {labels.dtype}", remedy)
-        targets = labels.reshape(-1).to(logits.device).long()
+        targets = _targets(labels, logits)
         counted = targets.ne(self.ignore_index).sum()
         if weights is not None:
             weights = weights.reshape(-1).to(logits.device)
@@ -455,6 +454,26 @@ class TokenLoss:
         own = log_p.gather(1, targets.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
         right = own.ge(log_p.amax(-1)) & counted
         return TokenMeasures(log_probs, entropy.masked_fill(~counted, 0), right)
+
+
+def _targets(labels: Tensor, logits: Any) -> Tensor:
+    """The labels where the outputs are, shape (T,).
+
+    Raises:
+        ConfigurationError: not one for each of the T positions of the outputs.
+    """
+    if labels.numel() != math.prod(logits.shape[:-1]):
+        raise _of_another_batch(labels, logits)
+    return labels.reshape(-1).to(logits.device).long()
+
+
+def _of_another_batch(labels: Tensor, logits: Any) -> ConfigurationError:
+    positions = " x ".join(map(str, logits.shape[:-1]))
+    return ConfigurationError(
+        f"a label for each of the {positions} positions of the outputs",
+        f"labels of shape {tuple(labels.shape)}",
+        "Pass the labels of the batch that the model was given.",
+    )
 
 
 def _shaped(tokens: TokenMeasures, labels: Tensor) -> TokenMeasures:

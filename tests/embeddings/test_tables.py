@@ -3,9 +3,11 @@
 import copy
 import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
+from torch.utils.hooks import warn_if_has_hooks
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
@@ -234,6 +236,15 @@ def test_a_copy_gives_its_padding_row_no_gradient_either(kind, copied, frozen):
     module.project(torch.randn(9, module.embedding_dim)).logsumexp(1).sum().backward()
     grad = getattr(module, kind.entries[0]).grad
     assert grad.any() and not grad[PAD].any()
+
+
+@every_factored_kind
+def test_a_table_is_sent_to_another_process_without_a_warning(kind):
+    """torch said that its hooks are lost, which a table that arrives puts on again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for one in table(kind).parameters():
+            warn_if_has_hooks(one)
 
 
 @every_factored_kind

@@ -200,3 +200,14 @@ def test_impossible_options_are_refused(cls):
     for dropout in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="`dropout`"):
             head(cls, dropout=dropout)
+
+
+@pytest.mark.parametrize("cls", [*HEADS, AdaptiveSoftmaxHead])
+@pytest.mark.parametrize("ignored", [None, PAD])
+def test_other_targets_than_states_are_refused(cls, ignored):
+    """Where padding is left out, the loss was that of as many states as there were targets."""
+    built = head(cls)
+    features, targets = batch(DIM if cls is AdaptiveSoftmaxHead else FEATURES)
+    for other in (targets[:2], torch.cat([targets, targets])):
+        with pytest.raises(ConfigurationError, match="targets. of shape"):
+            built.loss(features, other, ignore_index=ignored)

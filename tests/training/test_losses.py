@@ -411,16 +411,35 @@ def test_a_layer_with_a_forward_pass_of_its_own_is_refused(method, table):
         method(model)
 
 
-def test_a_hook_on_the_gradient_of_logits_is_refused():
+@pytest.mark.parametrize("kind", ["full_backward_pre", "full_backward"])
+def test_a_hook_on_the_gradient_of_logits_is_refused(kind):
+    """torch warned of the second kind, and left the gradient as it was."""
     model = Scores(lambda s: s, True)
     fused_loss_(model)
-    if not hasattr(model.lm_head, "register_full_backward_pre_hook"):
+    register = getattr(model.lm_head, f"register_{kind}_hook", None)
+    if register is None:
         pytest.skip("this torch has no such hooks")
-    hook = model.lm_head.register_full_backward_pre_hook(lambda _, gradients: gradients)
-    with pytest.raises(UnsupportedError, match="full_backward_pre_hooks"):
+    hook = register(lambda _, *gradients: gradients[0])
+    with pytest.raises(UnsupportedError, match="backward hooks"):
         model(IDS)
     hook.remove()
     model(IDS)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", [fused_loss_, functools.partial(mixture_, components=2)])
+def test_labels_of_another_batch_are_refused(method, training):
+    """A mixture took the loss of as many positions as there were labels."""
+    model = Straight()
+    loss = method(model, shift=True)
+    outputs = model.train(training)(IDS)
+    for labels in (IDS[:1], torch.cat([IDS, IDS]), IDS[:, 0]):
+        with pytest.raises(ConfigurationError, match="each of the 2 x 9 positions"):
+            loss(outputs, labels)
+        if method is fused_loss_:
+            with pytest.raises(ConfigurationError, match="each of the 2 x 9 positions"):
+                loss.log_probs(outputs, labels)
+    loss(outputs, IDS)
 
 
 def _experts(transformers, **settings):
