@@ -11,6 +11,7 @@ from spectral_fairseq.commands.main import main
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.find import head_of, output_matrix
 from tests.conftest import PACKAGE
+from tests.covering import covering
 from tests.plugin.conftest import (
     KINDS,
     LONGEST_FIRST,
@@ -32,13 +33,12 @@ ADVERSARIAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("smoothing, prefix", [(0.0, 0), (0.1, 1)])
-@pytest.mark.parametrize("accuracy", [False, True])
-@pytest.mark.parametrize("name, kind", ADVERSARIAL)
-def test_the_adversarial_softmax_lowers_the_targets_logit(
-    task, name, kind, accuracy, smoothing, prefix
-):
+@pytest.mark.parametrize(
+    "of, accuracy, smoothed", covering(ADVERSARIAL, (False, True), ((0.0, 0), (0.1, 1)))
+)
+def test_the_adversarial_softmax_lowers_the_targets_logit(task, of, accuracy, smoothed):
     """In each expert of a mixture; the logs are those of the plain criterion."""
+    (name, kind), (smoothing, prefix) = of, smoothed
     table = {} if kind is None else {"embedding_type": kind}
     model, sample = (
         any_model(task, name, **table).double().train(),

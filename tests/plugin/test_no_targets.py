@@ -5,6 +5,7 @@ import torch
 from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from tests.covering import covering
 from tests.plugin.conftest import OUR_MODELS, any_model, build_criterion, sample_for
 from tests.plugin.trainers import build_trainer
 
@@ -29,9 +30,12 @@ def without_targets(task, model, size):
     return sample
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: next(iter(method), "nothing"))
-@pytest.mark.parametrize("prefix", [0, pytest.param(9, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", OUR_MODELS)
+def named(value):
+    """The name of a method; pytest names the other parameters itself."""
+    return next(iter(value), "nothing") if isinstance(value, dict) else None
+
+
+@pytest.mark.parametrize("name, prefix, method", covering(OUR_MODELS, (0, 9), METHODS), ids=named)
 def test_a_batch_without_targets(task, name, prefix, method):
     model = any_model(task, name, dropout=0.1)
     smoothing = 0.0 if name == "xl adaptive" else 0.1

@@ -21,6 +21,7 @@ from spectral_fairseq.plugin.dropout import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.likelihood import DROPOUT
 from spectral_fairseq.plugin.objective import A_PENALTY
 from spectral_fairseq.plugin.table_and_head import warn_of_idle_options
+from tests.covering import covering
 from tests.plugin.conftest import (
     KINDS,
     OUR_MODELS,
@@ -312,12 +313,13 @@ OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not svd_ta
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 
 
-@pytest.mark.parametrize(
-    "kind, flag", [*((kind, one) for one in OF_EVERY_KIND for kind in KINDS), *OF_ONE_KIND]
-)
-@pytest.mark.parametrize("tied", [True, False])
-def test_flags_of_a_table_that_is_not_trained(task, kind, flag, tied):
+OF_KINDS = [*((kind, one) for one in OF_EVERY_KIND for kind in KINDS), *OF_ONE_KIND]
+
+
+@pytest.mark.parametrize("of, tied", covering(OF_KINDS, (True, False)))
+def test_flags_of_a_table_that_is_not_trained(task, of, tied):
     """Each refuses a frozen table by its own name, and takes one that is trained."""
+    kind, flag = of
     flags = {flag: 1 if flag == "svd_interval" else 0.1}
     shared = {"share_all_embeddings": tied, "share_decoder_input_output_embed": tied}
     model = build_model(task, embedding_type=kind, **shared)

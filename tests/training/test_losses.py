@@ -22,6 +22,7 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
+from tests.covering import covering
 from tests.reference import row_penalties as reference
 from tests.training.models import (
     BERT,
@@ -46,8 +47,7 @@ from tests.training.models import (
 from tests.workers import on_two_workers
 
 
-@each_table
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout, table", covering(LAYOUTS, TABLES))
 def test_it_is_the_loss_of_the_model(transformers, layout, table):
     model = build(transformers, layout)
     TABLES[table](model)
@@ -251,8 +251,7 @@ def test_everything_else_is_refused(change):
         model(IDS)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("table", ["plain", "weight norm"])
+@pytest.mark.parametrize("layout, table", covering(LAYOUTS, ["plain", "weight norm"]))
 def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, table):
     """As TRL, accelerate, peft and a Trainer without compute_loss_func give them."""
     model, plain = build(transformers, layout), build(transformers, layout)

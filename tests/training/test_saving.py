@@ -21,6 +21,7 @@ from spectral_fairseq.training import (
     restore_,
     weight_norm_,
 )
+from tests.covering import covering
 from tests.training.models import IDS, LAYOUTS, WORDS, Straight, build, inputs
 
 TABLES = {"weight-norm": weight_norm_, "svd": factor_}
@@ -57,8 +58,7 @@ def are_tied(model, layout):
     return len(weights) == 1
 
 
-@pytest.mark.parametrize("kind", TABLES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout, kind", covering(LAYOUTS, TABLES))
 def test_it_loads_in_plain_transformers_and_goes_on_exactly(transformers, tmp_path, layout, kind):
     model = build(transformers, layout)
     TABLES[kind](model, **({"gamma": 0.7} if kind == "weight-norm" else {"c2": 0.01}))
