@@ -189,11 +189,14 @@ class SpectrumControl:
             check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
         part, excluded = part_of(weight, self.excluded)
-        group = part.group or self._group
-        first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
-        workers = Workers(group, first, together=part.group is not None)
+        is_split = part.group is not None
+        workers, *others = (
+            _workers(group, is_split) for group in (part.group or self._group, *part.copies)
+        )
         change = self.plan(weight, rate) if workers.plans else None
         change = workers.share_change(change, part.rows)
+        for copies in others:
+            change = copies.share_change(change, part.rows)
         if rate > 0:
             self._warn_if_untrained(part.rows)
         apply_change_(part.rows, change, excluded)
@@ -302,6 +305,11 @@ def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
 def _norm(weight: Tensor, excluded: Sequence[int]) -> float:
     part, own = part_of(weight, excluded)
     return counted_norm(part.rows, own, part.summed)
+
+
+def _workers(group: Any, together: bool) -> Workers:
+    first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
+    return Workers(group, first, together)
 
 
 def _some_rows(rows: Tensor) -> Tensor:

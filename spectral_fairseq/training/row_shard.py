@@ -15,11 +15,13 @@ class RowShard(NamedTuple):
         rows: shape (n, d), in the memory of the parameter; writing to it changes the table.
         start: index of the first one in the whole table.
         group: of the workers that hold the other rows; ``None`` if there are none.
+        copies: groups of the workers that hold the same rows (HSDP).
     """
 
     rows: Tensor
     start: int
     group: Any
+    copies: Sequence[Any] = ()
 
     def own(self, places: Sequence[int]) -> List[int]:
         """Those of the indices of the whole table that are here, counted from ``start``."""
@@ -58,7 +60,8 @@ def row_shard(weight: Tensor) -> Optional[RowShard]:
     rows = table.to_local()
     if len(rows) != min(chunk, table.size(0) - start):  # not in equal pieces, the last one smaller
         return None
-    return RowShard(rows.detach(), start, mesh.get_group(axis))
+    copies = [mesh.get_group(other) for other in range(mesh.ndim) if other != axis]
+    return RowShard(rows.detach(), start, mesh.get_group(axis), copies)
 
 
 def part_of(weight: Tensor, excluded: Sequence[int]) -> Tuple[RowShard, Tensor]:

@@ -255,6 +255,28 @@ def _one_worker(rank):
     return found, split
 
 
+def _copied(rank):
+    """A table of which each of two workers holds a copy, and whose eigensolvers disagree."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.manual_seed(3)
+    model = Output()
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "parts"))
+    fsdp.fully_shard(model, mesh=mesh)
+    control = SpectrumControl(model, every=1, **CONTROLS["both"])
+    plan = control.plan
+    control.plan = lambda *given: plan(*given)._replace(shift=torch.full((16,), 0.1 * rank))
+    assert control.step()
+    return whole(model.lm_head.weight.detach())
+
+
+@needs_fully_shard
+@pytest.mark.slow
+def test_copies_of_a_split_table_stay_equal(tmp_path):
+    first, second = on_two_workers(_copied, tmp_path)
+    assert torch.equal(first, second)
+
+
 def _taken_apart(rank, folder, names):
     """A sharded model with a table is trained with Muon, and becomes plain in several ways."""
     import transformers
