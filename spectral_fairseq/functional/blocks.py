@@ -446,6 +446,13 @@ class GradientSums:
         )
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
 
+    def results(self) -> Tuple[Optional[Tensor], ...]:
+        """Return the gradients of contexts, table and bias, in the types of these."""
+        found = (self.contexts, self.matrix, self.bias)
+        return tuple(
+            None if one is None else one.to(dtype) for one, dtype in zip(found, self.dtypes)
+        )
+
     def add_block(
         self,
         place: Union[slice, Tensor],

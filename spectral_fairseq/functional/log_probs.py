@@ -93,10 +93,8 @@ class _BlockwiseLogProbs(torch.autograd.Function):
             for part, size in softmaxes.parts():
                 from_above = grad[part].to(dtype)
                 _add_gradients(softmaxes, sums, softmaxes.block(part, size), from_above)
-        found = (sums.contexts, sums.matrix, sums.bias)
-        given = (contexts, matrix, bias)
-        gradients = [None if one is None else one.to(like.dtype) for one, like in zip(found, given)]
-        return gradients[0], None, gradients[1], gradients[2], None, None
+        of_contexts, of_matrix, of_bias = sums.results()
+        return of_contexts, None, of_matrix, of_bias, None, None
 
 
 def _softmaxes(

@@ -271,12 +271,10 @@ class _LogMixture(torch.autograd.Function):
                     block_scores.table,
                 )
                 del mixed, gradient  # as in the forward pass
-        return (
-            None if sums.contexts is None else sums.contexts.to(contexts.dtype).view_as(contexts),
-            shares.to(log_prior.dtype),
-            None if sums.matrix is None else sums.matrix.to(matrix.dtype),
-            None if sums.bias is None else sums.bias.to(bias.dtype),
-        )
+        of_contexts, of_matrix, of_bias = sums.results()
+        if of_contexts is not None:
+            of_contexts = of_contexts.view_as(contexts)
+        return of_contexts, shares.to(log_prior.dtype), of_matrix, of_bias
 
 
 @outside_graphs
