@@ -46,7 +46,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
 from spectral_fairseq.functional.autograd import differentiable_once
-from spectral_fairseq.functional.precision import HALVES, at_least_float32
+from spectral_fairseq.functional.precision import HALVES, at_least_float32, type_of_products
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     has_wide_products,
@@ -222,9 +222,7 @@ def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> tor
             precision] needs it in float16.
     """
     common = torch.promote_types(contexts.dtype, matrix.dtype)
-    # A product of two scalars shows what autocast does, for every device and version of torch.
-    probe = contexts.new_zeros(1, 1, dtype=common)
-    dtype = torch.mm(probe, probe).dtype
+    dtype = type_of_products(contexts, common)
     if dtype == torch.float16 and not (bounded and has_wide_products(dtype, contexts.device)):
         return torch.float32
     return dtype

@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.functional.precision import HALVES, at_least_float32
+from spectral_fairseq.functional.precision import HALVES, at_least_float32, type_of_products
 from spectral_fairseq.functional.settings import FLASH, ONEDNN, has_onednn_setting
 
 # Length from which the flash kernel with MKL is faster than batched products in oneDNN.
@@ -147,8 +147,8 @@ def _by_length(original: Callable[..., Tensor], amx: bool) -> Callable[..., Tens
         if as_set or amx or short or dropout_p or query.dtype == torch.float64:
             return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         dtype = query.dtype
-        if dtype == torch.float32 and torch.is_autocast_cpu_enabled():
-            dtype = torch.get_autocast_cpu_dtype()
+        if dtype == torch.float32:
+            dtype = type_of_products(query, dtype)
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.float()
         inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p, is_causal)

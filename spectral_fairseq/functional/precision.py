@@ -42,6 +42,18 @@ def _without_tf32() -> ContextManager[None]:
     return FLOAT32.held()
 
 
+def type_of_products(like: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of products of a type, which autocast may make another, on a device.
+
+    Args:
+        like: a tensor on the device.
+        dtype: of the factors.
+    """
+    # A product of two scalars shows it, for every device and version of torch.
+    probe = like.new_zeros(1, 1, dtype=dtype)
+    return torch.mm(probe, probe).dtype
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which sums and products of a type keep their digits."""
     return torch.promote_types(dtype, torch.float32)

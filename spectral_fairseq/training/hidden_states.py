@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.autograd import outside_graphs
+from spectral_fairseq.functional.precision import type_of_products
 from spectral_fairseq.functional.softcap import softcapped
 from spectral_fairseq.training.factored_layers import entries_of
 from spectral_fairseq.training.layer_mixins import LayerMixin
@@ -254,6 +255,5 @@ class KeepsHiddenStates(LayerMixin):
 
 @outside_graphs
 def _handed_on(features: Tensor, layer: nn.Module) -> Any:
-    # A product of two scalars shows what autocast does here.
-    probe = features.detach().new_zeros(1, 1)
-    return HiddenStates(features, layer, torch.mm(probe, probe).dtype, used=entries_of(layer))
+    dtype = type_of_products(features.detach(), features.dtype)
+    return HiddenStates(features, layer, dtype, used=entries_of(layer))
