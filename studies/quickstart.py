@@ -233,12 +233,18 @@ class Quickstart:
         """Train both recipes for the same number of updates, with a look at plain on the way."""
         if not self.long:
             train_all(list(self.runs_until(self.first_look).values()), self.workers)
-            samples = self.samples()
-            self.workers.run([samples.job(self.first_look)])
-            found = samples.translations(self.first_look)
-            print(samples.text({self.first_look: found}), flush=True)
-            print(f"{analyze(self.runs['plain'].best)}\n", flush=True)
+            # Once: after an interruption later on, the best checkpoint is one of more updates.
+            self.work.step("look", self.look)
         train_all(list(self.runs.values()), self.workers)
+        return {}
+
+    def look(self) -> Dict[str, Any]:
+        """Show what the plain model translates after few updates, and its table."""
+        samples = self.samples()
+        self.workers.run([samples.job(self.first_look)])
+        found = samples.translations(self.first_look)
+        print(samples.text({self.first_look: found}), flush=True)
+        print(f"{analyze(self.runs['plain'].best)}\n", flush=True)
         return {}
 
     def translate(self) -> Dict[str, Any]:

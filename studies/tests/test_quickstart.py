@@ -166,6 +166,41 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.pt")} == before
 
 
+def test_a_training_that_goes_on_is_not_looked_at_again(small_corpus, tmp_path, monkeypatch):
+    """Its best checkpoint is then one of more updates than the first look's."""
+    options = ["--corpus", str(small_corpus), "--work-dir", str(tmp_path / "work"), *OPTIONS]
+    arguments = quickstart.parse_arguments(options, CORPUS)
+    (tmp_path / "work").mkdir()
+    job = quickstart.Quickstart(
+        arguments, quickstart.settings_of(arguments), WorkDir(tmp_path / "work")
+    )
+    trained, looked = [], []
+
+    def train_all(runs, workers):
+        trained.append(len(runs))
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+
+    class Looked:
+        def job(self, updates):
+            looked.append(updates)
+
+        def translations(self, updates):
+            return []
+
+        def text(self, after):
+            return ""
+
+    monkeypatch.setattr(quickstart, "train_all", train_all)
+    monkeypatch.setattr(quickstart, "analyze", lambda path: "")
+    monkeypatch.setattr(job, "samples", Looked)
+    monkeypatch.setattr(job.workers, "run", lambda jobs: None)
+    with pytest.raises(KeyboardInterrupt):
+        job.work.step("train", job.train)
+    job.work.step("train", job.train)
+    assert len(trained) == 4 and looked == [job.first_look]
+
+
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed", "with nohup"])
 def test_a_closed_terminal_interrupts(tmp_path, ignored):
     script = (
