@@ -31,7 +31,7 @@ from spectral_fairseq.functional.table_control import (
 from spectral_fairseq.functional.workers import Workers, has_workers
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.methods.prior import TablePrior
-from spectral_fairseq.training.output_layer import weight_of, without_wrappers
+from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
 from spectral_fairseq.training.row_shard import part_of, row_shard
 from spectral_fairseq.training.table_checks import (
     check_has_owner,
@@ -295,10 +295,11 @@ def _of_torch(optimizer: Any) -> Any:
 
 def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
     """The table of a model, which can be controlled."""
-    weight = weight_of(model, "SpectrumControl")
+    layer = output_layer(model) if isinstance(model, nn.Module) else None
+    weight = weight_of(model if layer is None else layer, "SpectrumControl")
     if row_shard(weight) is None:
         check_not_sharded(weight)
-    check_table(weight, "SpectrumControl")
+    check_table(weight, "SpectrumControl", layer)
     return weight
 
 

@@ -97,4 +97,8 @@ def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
     if isinstance(layer, FactoredLayer):
         return list(layer.stored_table.parameters())  # fully_shard may have split them
     weight: Any = layer.weight
-    return [weight]
+    named = dict(layer.named_parameters())
+    if any(parameter is weight for parameter in named.values()):
+        return [weight]
+    # Parametrizations, spectral_norm and prune of torch compute it from others.
+    return [parameter for name, parameter in named.items() if name != "bias"]

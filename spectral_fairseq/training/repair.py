@@ -58,7 +58,7 @@ def repair_(
     inner = without_wrappers(model)
     for name, weight in _tables(model).items():
         check_not_sharded(weight)
-        check_table(weight, "repair_")
+        check_table(weight, "repair_", inner)
         check_has_values(weight, "repair_")
         left_out = rows_of_padding(inner, weight) if excluded is None else excluded
         chosen = torch.tensor(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -44,8 +44,13 @@ def check_not_sharded(weight: Tensor) -> None:
         raise sharded(f"a {type(weight).__name__}, split over devices")
 
 
-def check_table(weight: Any, use: str) -> None:
+def check_table(weight: Any, use: str, of: Optional[nn.Module] = None) -> None:
     """Refuse what is no table of float32 (or float64) that is trained, for a ``use`` of it.
+
+    Args:
+        weight: the table.
+        use: what is to be done to it.
+        of: the layer or the model that has it as a parameter, unless a weight was passed.
 
     Raises:
         UnsupportedError: it is quantised, or of 16 bits.
@@ -63,7 +68,8 @@ def check_table(weight: Any, use: str) -> None:
     if isinstance(weight, ComputedWeight):
         found = "one of weight_norm_ or factor_, which is computed from its entries"
         raise ConfigurationError(f"a plain table for {use}", found, OFF_FIRST)
-    if not weight.is_leaf:
+    owned = of is None or any(parameter is weight for parameter in of.parameters())
+    if not weight.is_leaf or not owned:  # a forward pass without gradients computes leaves
         raise _computed(use)
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
         wanted, remedy = f"a table that is trained, for {use}", "Set its requires_grad."
@@ -74,8 +80,9 @@ def _computed(use: str) -> ConfigurationError:
     return ConfigurationError(
         f"a plain table for {use}",
         "one that is computed from other parameters, as by trainable tokens of peft or "
-        "torch.nn.utils.parametrize",
-        "Merge them into the model first (merge_and_unload, remove_parametrizations).",
+        "spectral_norm, prune and parametrize of torch.nn.utils",
+        "Merge them into the model first (merge_and_unload, remove_parametrizations, "
+        "remove_spectral_norm).",
     )
 
 

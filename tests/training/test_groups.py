@@ -6,13 +6,17 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.training import (
     Muon,
+    SpectrumControl,
     factor_,
     hidden_matrices,
     parameter_groups,
+    repair_,
+    weight_norm_,
 )
 from tests.capabilities import MUON
 from tests.training.models import LAYOUTS, TABLES, WORDS, build
@@ -78,6 +82,35 @@ def test_the_table_has_its_own_rate_and_decay():
     for name, one in model.named_parameters():
         expected = before[name] * (0.9 if name == "embed.weight" else 1.0)
         torch.testing.assert_close(one.detach(), expected, msg=name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.utils.spectral_norm,
+        nn.utils.parametrizations.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+    ],
+)
+def test_a_table_that_torch_computes_is_that_of_its_parameters(change):
+    """Its rate was left out in silence, and Muon was given the matrix behind spectral_norm."""
+    model = nn.ModuleDict({"mid": nn.Linear(8, 8), "lm_head": nn.Linear(8, 40)})
+    change(model["lm_head"])
+    (stored,) = (one for one in model["lm_head"].parameters() if one.dim() == 2)
+    rates = {
+        id(one): group.get("lr")
+        for group in parameter_groups(model, lr=0.1, table_lr=0.2)
+        for one in group["params"]
+    }
+    assert rates.pop(id(stored)) == 0.2 and set(rates.values()) == {0.1} and len(rates) == 3
+    assert [id(one) for one in hidden_matrices(model)] == [id(model["mid"].weight)]
+    for forward in (False, True):
+        if forward:
+            with torch.no_grad():
+                model["lm_head"](torch.zeros(1, 8))
+        for use in (SpectrumControl, repair_, weight_norm_, factor_):
+            with pytest.raises(ConfigurationError, match="computed from other parameters"):
+                use(model)
 
 
 def test_an_optimiser_that_lets_the_factors_decay_is_refused_before_its_first_step():
