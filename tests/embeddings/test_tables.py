@@ -14,6 +14,7 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import arguments
+from tests.capabilities import MARKED_HOOKS
 
 PAD, FILLERS = 1, (35, 36)
 COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
@@ -238,6 +239,7 @@ def test_a_copy_gives_its_padding_row_no_gradient_either(kind, copied, frozen):
     assert grad.any() and not grad[PAD].any()
 
 
+@MARKED_HOOKS
 @every_factored_kind
 def test_a_table_is_sent_to_another_process_without_a_warning(kind):
     """torch said that its hooks are lost, which a table that arrives puts on again."""
