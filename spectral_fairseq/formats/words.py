@@ -49,7 +49,7 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.files import check_file, read_text, why_not_readable
 from spectral_fairseq.formats.stored import Stored
 
-# The rows of models that come with it (XLM-R, mBART, NLLB) are numbered differently, and only
+# The models that come with this file (XLM-R, mBART, NLLB) number their rows differently, and only
 # tokenizer.json knows how.
 _ROWS_OF_THEIR_OWN = "sentencepiece.bpe.model"
 # In the order of preference.
@@ -333,8 +333,8 @@ def _from_pieces(path: Path) -> WordList:
     if path.name == _ROWS_OF_THEIR_OWN and not added:
         raise DataError(
             f"a tokenizer whose rows are known, for {path}",
-            "a sentencepiece model of a name with which XLM-R, mBART and NLLB give their pieces "
-            "other rows",
+            "a sentencepiece model with the name of those of XLM-R, mBART and NLLB, which give "
+            "its pieces other rows",
             "Give tokenizer.json, which fast tokenizers save, or dict.txt; if the rows are those "
             "of the pieces, give a copy of the file under another name.",
         )

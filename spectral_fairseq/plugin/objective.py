@@ -111,7 +111,7 @@ class Words:
 class Parts:
     """What a criterion works with in a model, found once.
 
-    It holds the decoder, which of some models is the model itself, so it is kept as long as that.
+    It holds the decoder, which is the model itself in some architectures: it lives as long as that.
 
     Attributes:
         decoder: ends in the vocabulary.

@@ -219,7 +219,7 @@ def test_a_sentencepiece_model(tmp_path):
     )
     # XLM-R, mBART and NLLB have their special tokens elsewhere, and a file of this name.
     (tmp_path / "sentencepiece.bpe.model").write_bytes((tmp_path / "spiece.model").read_bytes())
-    with pytest.raises(DataError, match="other rows. Give tokenizer.json"):
+    with pytest.raises(DataError, match="pieces other rows. Give tokenizer.json"):
         read_vocabulary(tmp_path / "sentencepiece.bpe.model")
     words = read_vocabulary(tmp_path / "spiece.model")
     assert words.symbols[:4] == ["<unk>", "<s>", "</s>", "<pad>"] and len(words.symbols) == 16
