@@ -81,6 +81,11 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return arguments
 
 
+def device_of(arguments: argparse.Namespace) -> str:
+    """``cuda`` with ``--gpu``, else ``cpu``: the kind of machine that a training is of."""
+    return "cuda" if arguments.gpu else "cpu"
+
+
 class Multi30kRun(TrainingRun):
     """A training, the mean of its last checkpoints, and what that translates.
 
@@ -91,8 +96,7 @@ class Multi30kRun(TrainingRun):
 
     def __init__(self, one: Training, arguments: argparse.Namespace) -> None:
         self.one, self.arguments = one, arguments
-        kind = "cuda" if arguments.gpu else "cpu"
-        self.name = f"{one.name}_{kind}"
+        self.name = f"{one.name}_{device_of(arguments)}"
         schedule = TO_ZERO.format(one.updates)
         flags = shlex.split(f"{RECIPE} {schedule} {one.flags} --seed {one.seed}")
         work = WorkDir(arguments.work_dir.resolve() / self.name)
@@ -166,7 +170,7 @@ class Multi30kRun(TrainingRun):
             "name": self.name,
             "arm": self.one.arm,
             "seed": self.one.seed,
-            "device": "cuda" if self.arguments.gpu else "cpu",
+            "device": device_of(self.arguments),
             "flags": " ".join(self.flags),
             **{key: value for key, value in self.figures().items() if key != "singular_values"},
             "valid_bleu": valid[PUBLISHED_PENALTY],
@@ -219,7 +223,7 @@ def check_machine(run: Multi30kRun, recorded: Sequence[Dict[str, Any]]) -> None:
     Raises:
         ConfigurationError: it is another one, with which nothing could be compared.
     """
-    device = "cuda" if run.arguments.gpu else "cpu"
+    device = device_of(run.arguments)
     here = machine(flat({"device": device, "versions": versions()}))
     before = {machine(flat(one)) for one in recorded if one.get("device") == device} - {here}
     if before:
@@ -234,7 +238,7 @@ def train(arguments: argparse.Namespace) -> str:
     """Run one training that is due, record it, and return its scores as a line."""
     check_installation(modules=("sacremoses", "sacrebleu"))
     done = records()
-    plan = plan_of(done, "cuda" if arguments.gpu else "cpu")
+    plan = plan_of(done, device_of(arguments))
     due = {one.name: one for one in plan.due()}
     if arguments.what in plan.records:
         return f"{arguments.what} is recorded in {RECORDS}\n"
@@ -298,7 +302,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def action() -> str:
         if arguments.what == "due":
-            return due_text("cuda" if arguments.gpu else "cpu")
+            return due_text(device_of(arguments))
         if arguments.what == "report":
             return write_page()
         return train(arguments)
