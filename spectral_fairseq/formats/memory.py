@@ -90,8 +90,8 @@ def _look_ups(model: nn.Module) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     for name, layer in named.items():
         if isinstance(layer, nn.Embedding):
-            part = "table" if hasattr(layer, "stored_table") else "" if name else "weight"
-            found[f"{name}.{part}".strip(".")] = layer
+            has_table = hasattr(layer, "stored_table")
+            found[f"{name}.table".lstrip(".") if has_table else name or "weight"] = layer
         elif isinstance(layer, Table) and layer not in used:
             found[name or "table"] = layer
     return found

@@ -442,6 +442,7 @@ class GradientSums:
             else torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
             for parameter, needs in zip((contexts, matrix, bias), needed)
         )
+        self.dtype = dtype
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
@@ -481,7 +482,7 @@ class GradientSums:
         """
         if self.contexts is None and self.matrix is None and self.bias is None:
             return
-        dtype = at_least_float32(rows.dtype)
+        dtype = self.dtype
         words = slice(first_word, first_word + table.size(0))
         if self.bias is not None:
             bias_sum = self.bias[words]

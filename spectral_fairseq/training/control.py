@@ -138,7 +138,7 @@ class SpectrumControl:
         excluded = excluded_rows(given or (), weight.size(0))
         count, dim = weight.size(0) - len(excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
-        self._prior.prior.spectrum(dim, 1.0)
+        self._prior.prior.spectrum(dim, 1.0)  # which refuses one that is too steep
         norm = None
         if not weight.is_meta:
             norm = _norm(weight, excluded)
