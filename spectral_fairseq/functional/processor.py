@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from functools import cache
-from typing import Dict, FrozenSet, NamedTuple
+from typing import Dict, FrozenSet, Iterable, NamedTuple
 
 
 class Processor(NamedTuple):
@@ -14,7 +14,7 @@ class Processor(NamedTuple):
     Attributes:
         vendor: as the processor names it, such as ``AuthenticAMD``; empty where it is not known.
         flags: instructions that it has, as Linux names them.
-        name: for readers.
+        name: for readers; another for each kind of processor.
     """
 
     vendor: str
@@ -35,13 +35,26 @@ class Processor(NamedTuple):
 @cache
 def processor() -> Processor:
     """Return the processor of this machine, as Linux describes it."""
-    fields: Dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip(), value.strip())
+        return described_processor(lines)
+    return described_processor(())
+
+
+def described_processor(lines: Iterable[str]) -> Processor:
+    """Return the first processor of a description.
+
+    Args:
+        lines: as in ``/proc/cpuinfo``.
+    """
+    fields: Dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
     name = fields.get("model name") or platform.processor() or platform.machine()
+    # A virtual machine may call two generations by one name.
+    if {"cpu family", "model"} <= fields.keys():
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
     return Processor(fields.get("vendor_id", ""), flags, name)
 
 

@@ -181,6 +181,17 @@ def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
     assert not trained(40)
 
 
+def test_time_and_memory_count_over_interruptions(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    run = training.TrainingRun("one", WorkDir(tmp_path), folder, [], tmp_path, 1, 1, [])
+    run.training_ended(running.Usage(1, peak_bytes=5, processor_seconds=2.0))
+    assert not run.is_trained()
+    run.training_ended(running.Usage(0, peak_bytes=3, processor_seconds=1.5))
+    assert run.is_trained()
+    assert run.usage_figures() == {"peak_bytes": 5, "processor_seconds": 3.5}
+
+
 def test_a_recipe_that_was_changed_is_not_taken_for_the_old_one(tmp_path):
     def keep(*flags):
         folder = tmp_path / "one"
