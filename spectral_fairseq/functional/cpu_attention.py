@@ -141,6 +141,8 @@ def _by_length(original: Callable[..., Tensor], amx: bool) -> Callable[..., Tens
             if is_causal:
                 size = (query.size(-2), key.size(-2))
                 attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
+            # Three products read each of them, and would copy it each time.
+            query, key, value = (one.contiguous() for one in (query, key, value))
             weights = attention_weights(query, key, attn_mask, options.get("scale"))
             return F.dropout(weights, dropout_p) @ value
         # The kernel knows no dropout.

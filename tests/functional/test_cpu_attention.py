@@ -4,6 +4,7 @@ from threading import Barrier, Event
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectral_fairseq.functional.cpu_attention import (
     LONG,
@@ -201,6 +202,33 @@ def test_with_amx_short_halves_are_about_as_precise_as_in_the_kernel(with_amx, o
         assert found.dtype == torch.bfloat16
         assert (found - reference).norm() <= 1.6 * (kernel - reference).norm()
         assert not torch.equal(found, kernel)
+
+
+class Factors(TorchDispatchMode):
+    """Takes note of the factors of batched products."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "bmm":
+            self.found += args[:2]
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_product_of_short_halves_copies_a_factor(chosen):
+    """The heads of a projection lie beside each other, and six products read them."""
+    heads = [
+        torch.randn(8, 2 * 4, 16).bfloat16().transpose(0, 1).unflatten(0, (2, 4)).requires_grad_()
+        for _ in range(3)
+    ]
+    with Factors() as batched:
+        output = F.scaled_dot_product_attention(*heads)
+        output.backward(torch.ones_like(output))
+    assert len(batched.found) == 12
+    as_they_are = [one.is_contiguous() or one.mT.is_contiguous() for one in batched.found]
+    assert all(as_they_are)
 
 
 def test_dropout_falls_on_the_weights(with_amx):
