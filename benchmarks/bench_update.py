@@ -4,10 +4,11 @@
 
 An update is criterion, backward, clipping and Adam (bench_step.py), with the loss of this package
 and fast dropout, and with fairseq's criterion and dropout; both multiply as ``--float32-products
-auto`` does. The products are what the update multiplies, recorded as it runs and repeated with
-random matrices of the same shapes, layouts and types; all take turns in one process. The share of
-each kind of operator is from torch's profiler, without what it costs itself; what is left of the
-update's time is Python and the work between operators.
+auto`` does, and keep freed memory, as all commands with ``--user-dir`` do. The products are what
+the update multiplies, recorded as it runs and repeated with random matrices of the same shapes,
+layouts and types; all take turns in one process. The share of each kind of operator is from torch's
+profiler in its second update, without what it costs itself; what is left of the update's time is
+Python and the work between operators.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -27,6 +28,7 @@ from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
 from spectral_fairseq.functional.float32_products import float32_products
 from spectral_fairseq.plugin.dropout import draw_masks_fast
+from spectral_fairseq.plugin.memory import keep_freed_memory
 
 SIZES: Dict[str, Dict[str, Any]] = {
     "iwslt": SHAPES["iwslt"],
@@ -125,8 +127,11 @@ def step_of(shape: Dict[str, Any], criterion: Dict[str, Any], precision: str) ->
 
 def shares(run: Callable[[], None]) -> Dict[str, float]:
     """The share of each kind of operator in the time of all operators of an update."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        run()
+    second = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=second) as profiled:
+        for _ in range(2):
+            run()
+            profiled.step()
     seconds = dict.fromkeys(["Adam", *(kind for kind, _ in KINDS)], 0.0)
     for event in profiled.events():
         seconds[_kind(event)] += event.self_cpu_time_total
@@ -149,6 +154,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--turns", type=positive, default=5)
     args = parser.parse_args()
+    keep_freed_memory()
     results = {}
     for name in args.shape:
         with ExitStack() as stack:
