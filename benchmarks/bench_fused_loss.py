@@ -65,6 +65,13 @@ def row(found: Dict[str, List[float]]) -> Dict[str, Any]:
     return {**figures, "turns": len(found[OURS])}
 
 
+def _line(figures: Dict[str, Any]) -> str:
+    rounded = {
+        key: f"{value:.3g}" if isinstance(value, float) else value for key, value in figures.items()
+    }
+    return ", ".join(f"{key} {value}" for key, value in rounded.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=positive, default=512)
@@ -85,7 +92,7 @@ def main() -> None:
                 found = times(words, width, args.tokens, precision, seconds)
                 given = {"vocabulary": size, "precision": precision, "threads": threads}
                 rows.append({**given, **row(found)})
-                print(", ".join(f"{key} {value}" for key, value in given.items()), flush=True)
+                print(_line(rows[-1]), flush=True)  # what has been measured stays, if it ends early
     print_table(rows)
     print_result("fused_loss", rows=rows, tokens=args.tokens, processor=here.name)
 

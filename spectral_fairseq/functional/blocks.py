@@ -52,6 +52,7 @@ from spectral_fairseq.functional.products import (
     has_wide_products,
     matmul_transposed,
 )
+from spectral_fairseq.functional.row_blocks import cached_rows
 from spectral_fairseq.functional.token_measures import measured_softmax_, rows_in_cache
 
 
@@ -436,14 +437,26 @@ class GradientSums:
         dtype: torch.dtype,
         needed: Tuple[bool, bool, bool],
     ) -> None:
-        self.contexts, self.matrix, self.bias = (
-            None
-            if parameter is None or not needs
-            else torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-            for parameter, needs in zip((contexts, matrix, bias), needed)
-        )
+        def total(of: Optional[Tensor], needs: bool, make: Any = torch.zeros) -> Optional[Tensor]:
+            if of is None or not needs:
+                return None
+            found: Tensor = make(of.shape, dtype=dtype, device=of.device)
+            return found
+
+        self.contexts, self.bias = total(contexts, needed[0]), total(bias, needed[2])
+        # The first product overwrites it, which saves two passes over N x d.
+        self._matrix = total(matrix, needed[1], torch.empty)
+        self._is_unwritten = True
         self.dtype = dtype
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
+
+    @property
+    def matrix(self) -> Optional[Tensor]:
+        """The sum of the table; zero before the first block."""
+        if self._matrix is not None and self._is_unwritten:
+            self._matrix.zero_()
+        self._is_unwritten = False
+        return self._matrix
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
         """Return the gradients of contexts, table and bias, in the types of these."""
@@ -480,7 +493,7 @@ class GradientSums:
             hits: shape (r,).
             first_word: index in W of the first column.
         """
-        if self.contexts is None and self.matrix is None and self.bias is None:
+        if self.contexts is None and self._matrix is None and self.bias is None:
             return
         dtype = self.dtype
         words = slice(first_word, first_word + table.size(0))
@@ -510,12 +523,16 @@ class GradientSums:
                 context_sum.copy_(gradient[: context_sum.size(0)])
             else:
                 self.contexts.index_add_(0, place, gradient[: place.size(0)])
-        if self.matrix is not None:
+        if self._matrix is not None:
             weighted = rows
             if weights is not None:
                 weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
-            matrix_sum = self.matrix[words]  # [n, d]
-            add_matmul_transposed_(matrix_sum, narrow.t(), weighted.t(), alpha=1 / scale)
+            first = self._is_unwritten and table.size(0) == len(self._matrix)
+            if self._is_unwritten and not first:
+                self._matrix.zero_()
+            self._is_unwritten = False
+            matrix_sum = self._matrix[words]  # [n, d]
+            add_matmul_transposed_(matrix_sum, narrow.t(), weighted.t(), 1 / scale, first)
             if targets is not None and hits is not None:
                 matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
 
@@ -535,9 +552,20 @@ class GradientSums:
 def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
     """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
     return tuple(
-        None if gradient is None else (gradient * factor).to(dtype)
+        None if gradient is None else _scaled(gradient, factor, dtype)
         for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes)
     )
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product in ``dtype``, on a CPU by rows that stay in the cache between the two."""
+    if gradient.dtype == dtype or gradient.is_cuda or factor.dim() or not gradient.numel():
+        return (gradient * factor).to(dtype)
+    found = torch.empty_like(gradient, dtype=dtype)
+    few = cached_rows(gradient[0].numel())
+    for part, wide in zip(found.split(few), gradient.split(few)):
+        part.copy_(wide * factor)
+    return found
 
 
 def detached_without_grad(*inputs: Optional[Tensor]) -> Tuple[Any, ...]:

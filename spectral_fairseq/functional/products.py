@@ -106,7 +106,9 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
 ADDED_WITHIN = 512
 
 
-def add_matmul_transposed_(total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> None:
+def add_matmul_transposed_(
+    total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0, first: bool = False
+) -> None:
     """Add alpha left @ right.t() to ``total``, computed outside autograd.
 
     Args:
@@ -114,15 +116,27 @@ def add_matmul_transposed_(total: Tensor, left: Tensor, right: Tensor, alpha: fl
         left: shape (m, k).
         right: shape (n, k), of the same dtype; either may be a transposed view.
         alpha: factor of the product.
+        first: whether it is the first addend, and overwrites ``total``, whatever lies there.
     """
-    if has_wide_products(left.dtype, left.device):
-        torch.addmm(total, left, right.t(), out_dtype=torch.float32, alpha=alpha, out=total)
-    elif left.dtype == total.dtype and (left.is_cuda or left.size(1) <= ADDED_WITHIN):
-        total.addmm_(left, right.t(), alpha=alpha)
-    elif _takes_onednn(left) and left.stride(0) == 1 and 1 < right.size(0) <= 2 * left.size(1):
-        total.add_(matmul_transposed(right, left).t(), alpha=alpha)
+    wide = has_wide_products(left.dtype, left.device)
+    if wide or (left.dtype == total.dtype and (left.is_cuda or left.size(1) <= ADDED_WITHIN)):
+        if first:  # quicker than a product that overwrites: it meets new memory page by page
+            total.zero_()
+        if wide:
+            torch.addmm(total, left, right.t(), out_dtype=torch.float32, alpha=alpha, out=total)
+        else:
+            total.addmm_(left, right.t(), alpha=alpha)
+        return
+    if _takes_onednn(left) and left.stride(0) == 1 and 1 < right.size(0) <= 2 * left.size(1):
+        product = matmul_transposed(right, left).t()
     else:
-        total.add_(matmul_transposed(left, right), alpha=alpha)
+        product = matmul_transposed(left, right)
+    if not first:
+        total.add_(product, alpha=alpha)
+        return
+    total.copy_(product)
+    if alpha != 1:
+        total.mul_(alpha)
 
 
 def linear(features: Tensor, matrix: Tensor, bias: Optional[Tensor] = None) -> Tensor:

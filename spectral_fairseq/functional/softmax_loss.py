@@ -228,7 +228,7 @@ class _BatchLoss:
         if sums.matrix is not None:
             wide = self.contexts.to(self.dtype) if weighted else self.contexts
             summed = self.weights @ wide if weighted else wide.sum(0, dtype=self.dtype)
-            sums.matrix -= self.uniform * summed
+            sums.matrix.sub_(self.uniform * summed)
         if sums.bias is not None:
             sums.bias -= self.uniform * (self.weights.sum() if weighted else self.tokens)
 

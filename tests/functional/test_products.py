@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.functional import products
+from spectral_fairseq.functional.blocks import GradientSums
 from spectral_fairseq.functional.row_blocks import multiply_
 from spectral_fairseq.functional.row_norms import row_norms, unit_rows
 from tests.functional.losses import LOSSES, gradients, leaves_and_targets
@@ -52,6 +53,39 @@ def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypat
     expected = total.double() + 0.5 * (scores.double().t() @ rows.double())
     products.add_matmul_transposed_(total, scores.t(), rows.t(), alpha=0.5)
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("within", [0, 512])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_first_addend_overwrites_what_lies_there(dtype, tolerance, alpha, within, monkeypatch):
+    monkeypatch.setattr(products, "ADDED_WITHIN", within)
+    left, right = torch.randn(30, 8).to(dtype), torch.randn(12, 8).to(dtype)
+    total = torch.full((30, 12), torch.nan)
+    products.add_matmul_transposed_(total, left, right, alpha, first=True)
+    expected = alpha * (left.double() @ right.double().t())
+    torch.testing.assert_close(total.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_sums_of_gradients_begin_at_zero_whatever_comes_first():
+    """Memory is not cleared for a first block of all words; other blocks, and none, need it."""
+    rows, scores, table = torch.randn(3, 4), torch.randn(3, 6), torch.randn(6, 4)
+
+    def sums():
+        made = GradientSums(rows, table, None, torch.float32, (False, True, False))
+        made._matrix.fill_(torch.nan)
+        return made
+
+    whole, parts, none = sums(), sums(), sums()
+    whole.add_block(slice(3), rows, scores.clone(), table)
+    for part in (slice(0, 2), slice(2, 6)):
+        parts.add_block(slice(3), rows, scores[:, part].clone(), table[part], first_word=part.start)
+    expected = scores.t() @ rows
+    torch.testing.assert_close(whole.matrix, expected)
+    torch.testing.assert_close(parts.matrix, expected)
+    whole.add_block(slice(3), rows, scores.clone(), table)
+    torch.testing.assert_close(whole.results()[1], 2 * expected)
+    assert torch.equal(none.results()[1], torch.zeros(6, 4))
 
 
 def test_a_loss_does_without_the_onednn_operator(monkeypatch):
