@@ -23,6 +23,7 @@ from typing import (
 )
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
@@ -460,6 +461,10 @@ class PlainEmbedding(nn.Embedding, Table):
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of the stored matrix, shape (n, d)."""
         return entries["weight"][rows].to(dtype)
+
+    def vectors(self, words: Tensor) -> Tensor:
+        """The vectors of ``words``, with a gradient for that of padding, as the softmax has it."""
+        return F.embedding(words, self.weight)
 
     def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
         """(h, W) of ``features`` h, shape (*, d)."""

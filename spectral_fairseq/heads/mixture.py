@@ -269,6 +269,9 @@ class MixtureOfSoftmaxes(MixtureHead):
         """
         margin = None
         if epsilon:
+            # What is ignored need not be a word of the table.
+            ignored = options.pop("ignore_index", None)
+            targets, contexts, log_prior = without_ignored(ignored, targets, contexts, log_prior)
             index = targets.unsqueeze(1)  # [T, 1]
             norms = row_norms(self.table.vectors(index))
             margin = adversarial_margin(contexts, norms, epsilon)

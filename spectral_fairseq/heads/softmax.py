@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.functional.adversarial_softmax import adversarial_margin
+from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.row_norms import row_norms
 from spectral_fairseq.functional.softcap import softcapped
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
@@ -29,6 +30,9 @@ def softmax_loss(
     """
     margin = None
     if epsilon:
+        # What is ignored need not be a word of the table.
+        ignored = options.pop("ignore_index", None)
+        targets, features = without_ignored(ignored, targets, features)
         norms = row_norms(head.table.vectors(targets))
         margin = adversarial_margin(features, norms, epsilon)
     rows, matrix = head.table.operands(features)

@@ -7,7 +7,12 @@ from torch import nn
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.empirical_rank import empirical_rank
-from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads import (
+    AdaptiveSoftmaxHead,
+    MixtureOfContexts,
+    MixtureOfSoftmaxes,
+    SoftmaxHead,
+)
 from spectral_fairseq.heads.mixture import mix_scores
 from tests.functional.losses import leaves_and_targets
 from tests.reference import losses as reference
@@ -27,6 +32,8 @@ def head(cls, table="plain", components=3, **options):
     table = KINDS[table](WORDS, DIM, PAD)
     if cls is AdaptiveSoftmaxHead:
         built = cls(table, CUTOFFS, init_std=1.0)
+    elif cls is SoftmaxHead:
+        built = cls(table, **options)
     else:
         built = cls(table, FEATURES, components, **options)
     if isinstance(table, SVDEmbedding):
@@ -211,3 +218,42 @@ def test_other_targets_than_states_are_refused(cls, ignored):
     for other in (targets[:2], torch.cat([targets, targets])):
         with pytest.raises(ConfigurationError, match="targets. of shape"):
             built.loss(features, other, ignore_index=ignored)
+
+
+@pytest.mark.parametrize("ignored", [PAD, -100])
+@pytest.mark.parametrize("locked", [None, 1])
+@pytest.mark.parametrize("cls", [*HEADS, SoftmaxHead])
+def test_the_margin_of_what_is_ignored_is_never_looked_up(cls, locked, ignored):
+    """A target such as -100, which is no row of a table, ended the adversarial loss."""
+    options = {} if cls is SoftmaxHead else {"locked_dim": locked}
+    built = head(cls, **options)
+    features, targets = batch(DIM if cls is SoftmaxHead else FEATURES)
+    marked = targets.masked_fill(targets == PAD, ignored)
+    found = built.loss(features, marked, 0.1, ignored, epsilon=0.3)
+    counted = targets != PAD
+    if locked is None:
+        expected = built.loss(features[counted], targets[counted], 0.1, epsilon=0.3)
+    else:
+        expected = built.loss(features, targets, 0.1, PAD, epsilon=0.3)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("cls", [MixtureOfSoftmaxes, MixtureOfContexts, SoftmaxHead])
+def test_the_margin_of_padding_has_a_gradient_where_it_is_a_target(cls):
+    """A look-up gives the row of padding none; in a plain table the softmax trains it."""
+    built = head(cls).double()
+    features, targets = batch(DIM if cls is SoftmaxHead else FEATURES)
+    features = features.double()
+    with torch.no_grad():
+        built.table.weight[PAD].normal_()
+    loss = built.loss(features, targets, epsilon=0.3).loss
+    found = torch.autograd.grad(loss, built.table.weight)[0][PAD]
+    step = torch.zeros_like(built.table.weight)
+    step[PAD, 0] = 1e-5
+    losses = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            built.table.weight.add_(step, alpha=sign)
+            losses.append(float(built.loss(features, targets, epsilon=0.3).loss))
+            built.table.weight.sub_(step, alpha=sign)
+    assert float(found[0]) == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-5)
