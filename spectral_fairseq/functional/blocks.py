@@ -230,13 +230,13 @@ def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> tor
 
 
 def check_loss_shapes(
-    contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]
+    contexts: Tensor, targets: Optional[Tensor], matrix: Tensor, bias: Optional[Tensor]
 ) -> None:
     """Refuse tensors whose shapes do not fit together.
 
     Args:
         contexts: h, shape (T, *, d).
-        targets: shape (T,).
+        targets: shape (T,); ``None`` where there are none.
         matrix: W, shape (N, d).
         bias: b, shape (N,).
 
@@ -246,7 +246,8 @@ def check_loss_shapes(
     vocabulary, dim = matrix.shape
     flat, like = _ALIKE, (*contexts.shape[:-1], dim)
     check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
-    check_shape("`targets`", targets, contexts.shape[:1], flat)
+    if targets is not None:
+        check_shape("`targets`", targets, contexts.shape[:1], flat)
     if bias is not None:
         check_shape("`bias`", bias, (vocabulary,), "Give one value for each word.")
 

@@ -259,9 +259,18 @@ def dense_consistency(
 
     Returns:
         Tensors of shape (T,), all differentiable.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
+    two = (len(log_probabilities), 2, log_probabilities.size(-1))
+    check_shape("`log_probabilities`", log_probabilities, two, "Stack those of the two passes.")
+    check_shape("`targets`", targets, two[:1], "Give one for each token.")
     target_weight, uniform = smoothing_weights(label_smoothing, log_probabilities.size(-1))
-    index = targets.view(-1, 1, 1).expand(-1, 2, 1)
+    ignored = None if ignore_index is None else targets.eq(ignore_index)
+    # What is ignored need not be a word.
+    words = targets if ignored is None else targets.masked_fill(ignored, 0)
+    index = words.view(-1, 1, 1).expand(-1, 2, 1)
     nlls = -log_probabilities.gather(2, index).squeeze(2)  # [T, 2]
     likelihoods = target_weight * nlls
     if uniform:
@@ -272,8 +281,7 @@ def dense_consistency(
     ratio = (first - second).masked_fill(neither, 0.0)
     kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
     parts = [(SHARE * each).sum(1) for each in (likelihoods, nlls, kl)]
-    if ignore_index is not None:
-        ignored = targets.eq(ignore_index)
+    if ignored is not None:
         parts = [each.masked_fill(ignored, 0.0) for each in parts]
     likelihood, nll, divergence = parts
     return ConsistencyLoss(likelihood + weight * divergence, likelihood, nll, divergence)

@@ -277,6 +277,18 @@ class _LogMixture(torch.autograd.Function):
         return of_contexts, shares.to(log_prior.dtype), of_matrix, of_bias
 
 
+def _check_shapes(
+    contexts: Tensor,
+    log_prior: Tensor,
+    targets: Optional[Tensor],
+    matrix: Tensor,
+    bias: Optional[Tensor],
+) -> None:
+    check_loss_shapes(contexts, targets, matrix, bias)
+    remedy = "Compute contexts and prior from the same features."
+    check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
+
+
 @outside_graphs
 def log_mixture(
     contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
@@ -293,7 +305,11 @@ def log_mixture(
 
     Returns:
         Shape (*, N), in float32 (float64 for float64 input). Only first derivatives.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together.
     """
+    _check_shapes(contexts, log_prior, None, matrix, bias)
     mixed: Tensor = _LogMixture.apply(
         contexts.reshape(-1, contexts.size(-2), contexts.size(-1)),  # [T, K, d]
         log_prior.reshape(-1, log_prior.size(-1)),  # [T, K]
@@ -551,9 +567,9 @@ def mixture_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
-    check_loss_shapes(contexts, targets, matrix, bias)
-    remedy = "Compute contexts and prior from the same features."
-    check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
+    _check_shapes(contexts, log_prior, targets, matrix, bias)
+    if margin is not None:
+        check_shape("`margin`", margin, log_prior.shape, "Give one for each target and expert.")
     targets, contexts, log_prior, margin = without_ignored(
         ignore_index, targets, contexts, log_prior, margin
     )

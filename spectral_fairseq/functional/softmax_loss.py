@@ -378,6 +378,8 @@ def _cross_entropy(
         check_range("`z_loss`", options.z_loss, at_least=0)
     if options.softcap is not None:
         check_range("`softcap`", options.softcap, above=0)
+    if margin is not None:
+        check_shape("`margin`", margin, targets.shape, "Give one number for each target.")
     if weights is not None:
         check_token_weights(weights, targets)
     targets, contexts, margin, weights = at_rows(kept, targets, contexts, margin, weights)

@@ -20,7 +20,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, check_choice, check_range
+from spectral_fairseq.errors import ConfigurationError, check_choice, check_range, check_shape
 
 PRIORS = ("exponential", "polynomial")
 
@@ -120,6 +120,15 @@ def check_rank(
         )
 
 
+def check_prior(prior: Tensor, sigma: Tensor) -> None:
+    """Refuse a prior of another length than the spectrum.
+
+    Raises:
+        ConfigurationError: it has another.
+    """
+    check_shape("a prior", prior, sigma.shape, "Make the prior for the width of this table.")
+
+
 def spectrum_penalty(sigma: Tensor, prior: Tensor) -> Tensor:
     """Return R(Sigma) = sum_k (sigma_k - prior_k)^2, section 4.2 of the paper.
 
@@ -132,5 +141,9 @@ def spectrum_penalty(sigma: Tensor, prior: Tensor) -> Tensor:
 
     Returns:
         Scalar.
+
+    Raises:
+        ConfigurationError: a prior of another length than the spectrum.
     """
+    check_prior(prior, sigma)
     return (sigma.abs().sort(descending=True).values - prior).square().sum()

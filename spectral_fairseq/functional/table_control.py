@@ -38,7 +38,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import check_choice, check_range, check_shape
+from spectral_fairseq.errors import check_choice, check_range
 from spectral_fairseq.functional.gram import accumulate_gram, mirror_gram
 from spectral_fairseq.functional.precision import at_least_float32, full_float32
 from spectral_fairseq.functional.spectra import (
@@ -46,7 +46,7 @@ from spectral_fairseq.functional.spectra import (
     right_singular_system_of_gram,
     roundoff,
 )
-from spectral_fairseq.functional.spectrum_penalty import check_rank
+from spectral_fairseq.functional.spectrum_penalty import check_prior, check_rank
 
 SIDES = ("both", "above")
 SCALES = ("fixed", "free")
@@ -116,7 +116,7 @@ def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, sc
     check_choice("`side`", side, SIDES)
     check_choice("`scale`", scale, SCALES)
     check_range("`slack`", slack, at_least=1)
-    check_shape("a prior", prior, sigma.shape, "Make the prior for the width of this table.")
+    check_prior(prior, sigma)
     if scale == "free":
         prior = prior * (sigma.norm() / prior.norm())
     return torch.minimum(sigma, slack * prior) if side == "above" else prior

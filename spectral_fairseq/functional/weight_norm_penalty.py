@@ -20,7 +20,7 @@ from typing import Optional, Union
 
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_shape
 from spectral_fairseq.functional.precision import widened
 
 
@@ -44,7 +44,12 @@ def weight_norm_penalty(
 
     Returns:
         Scalar.
+
+    Raises:
+        ConfigurationError: targets of another shape than the norms.
     """
+    if isinstance(target, Tensor) and target.dim():
+        check_shape("`target`", target, norms.shape, "Give one number, or one for each word.")
     residual = widened(norms) - target  # [n]
     if excluded is not None:
         residual = residual.index_fill(0, excluded, 0.0)

@@ -19,7 +19,7 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.functional.mixture_loss import mixture_cross_entropy
+from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.capabilities import FLOAT16, HALF_ON_CPU, WATCHING
 from tests.functional.losses import (
@@ -312,6 +312,7 @@ CONTEXTS, TARGETS, TABLE, BIAS = torch.ones(4, 7), torch.ones(4).long(), torch.o
         ({"contexts": CONTEXTS[:, :5]}, r"`contexts` of shape \(\d+, 7\)"),
         ({"targets": TARGETS[1:]}, "`targets` of shape"),
         ({"bias": torch.ones(52)}, "bias"),
+        *(({"margin": torch.ones(size)}, "`margin` of shape") for size in (1, 3, 5)),
         ({"label_smoothing": -0.1}, "`label_smoothing`"),
         ({"label_smoothing": 1.0}, "`label_smoothing`"),
         ({"label_smoothing": float("nan")}, "`label_smoothing`"),
@@ -329,6 +330,17 @@ def test_what_does_not_fit_a_softmax_is_refused(changed, message):
 def test_contexts_of_another_shape_are_refused():
     with pytest.raises(ConfigurationError, match="`log_prior`"):
         mixture_cross_entropy(torch.ones(4, 3, 7), torch.ones(4, 2), TARGETS, TABLE)
+    prior = torch.ones(4, 3)
+    for eps in (0.0, 0.1):
+        with pytest.raises(ConfigurationError, match="`margin`"):
+            options = {"margin": torch.ones(4, 2), "label_smoothing": eps}
+            mixture_cross_entropy(torch.ones(4, 3, 7), prior, TARGETS, TABLE, **options)
+    with pytest.raises(ConfigurationError, match="`log_prior`"):
+        log_mixture(torch.ones(2, 4, 3, 7), torch.ones(4, 2, 3), TABLE)
+    with pytest.raises(ConfigurationError, match="`bias`"):
+        log_mixture(torch.ones(4, 3, 7), prior, TABLE, torch.ones(1))
+    with pytest.raises(ConfigurationError, match="`targets`"):
+        dense_consistency(torch.ones(4, 2, 53), TARGETS[:1], weight=1.0)
     with pytest.raises(ConfigurationError, match=r"`contexts` of shape \(\d+, 2, \d+\)"):
         consistency_cross_entropy(CONTEXTS, TARGETS, TABLE, weight=1.0)
     with pytest.raises(ConfigurationError, match=r"\(4, 2\)"):
@@ -338,9 +350,11 @@ def test_contexts_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])
-def test_the_dense_loss_of_two_passes_is_that_of_the_blocks(eps):
+@pytest.mark.parametrize("ignored", [PAD, -100])
+def test_the_dense_loss_of_two_passes_is_that_of_the_blocks(ignored, eps):
     (h, _, w, b), targets = leaves_and_targets(dtype=torch.float64)
-    given = {"weight": 0.7, "label_smoothing": eps, "ignore_index": PAD}
+    targets = targets.masked_fill(targets == PAD, ignored)
+    given = {"weight": 0.7, "label_smoothing": eps, "ignore_index": ignored}
     found = consistency_cross_entropy(h[:, :2], targets, w, b, **given)
     dense = dense_consistency((h[:, :2] @ w.t() + b).log_softmax(-1), targets, **given)
     for name in found._fields:

@@ -109,6 +109,13 @@ def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
     assert torch.isfinite(matrix.grad).all() and matrix.grad[2].abs().sum() == 0
 
 
+def test_targets_of_another_shape_are_refused():
+    """A column was compared with every norm."""
+    for shape in ((1,), (3, 1)):
+        with pytest.raises(ConfigurationError, match="`target` of shape"):
+            weight_norm_penalty(torch.ones(3), torch.ones(shape))
+
+
 def test_target_by_count_keeps_the_mean_of_the_rows_that_count():
     logs = smoothed_log_counts([0, 50, 7, 3, 0])
     target = log_count_target(logs, 2.0, torch.tensor([0, 4]))

@@ -97,6 +97,13 @@ def test_bad_prior_is_refused_with_what_to_do(options, message):
         Prior(**options).spectrum(64, 1.0)
 
 
+def test_a_prior_of_another_length_is_refused():
+    """A column was compared with every value."""
+    for shape in ((4,), (5, 1)):
+        with pytest.raises(ConfigurationError, match="a prior of shape"):
+            spectrum_penalty(torch.ones(5), torch.ones(shape))
+
+
 def test_an_automatic_scale_needs_the_norm_of_the_table():
     with pytest.raises(ConfigurationError, match="`norm` to be given"):
         Prior().spectrum(64, None)
