@@ -322,7 +322,8 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
 
     The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
     above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
-    the first rate counts as the highest, and is kept with the optimiser's state from then on.
+    the first rate counts as the highest, and is kept with the optimiser's state from then on; and
+    so is each rate that exceeds all of these, as by CyclicLR, as ``highest_lr``.
     """
     weight = control.weight
     groups = optimizer.param_groups
@@ -333,5 +334,8 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
     if group["lr"] is None:  # Adafactor chooses its rate itself
         return 1.0
     group.setdefault("initial_lr", float(group["lr"]))
-    highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
-    return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
+    rate, names = float(group["lr"]), ("initial_lr", "max_lr", "highest_lr")
+    highest = max(float(group.get(name) or 0.0) for name in names)
+    if rate > highest:
+        group["highest_lr"] = highest = rate
+    return rate / highest if highest > 0 else 1.0

@@ -255,6 +255,25 @@ def test_the_share_of_a_schedule_that_keeps_no_highest_rate():
     assert share_of_rate(control, resumed) == 0.25
 
 
+def test_the_share_of_a_schedule_that_rises_above_its_first_rate():
+    """CyclicLR keeps its lowest rate alone, and the share stayed at 1."""
+    weight = torch.nn.Parameter(torch.eye(5, 3))
+    control = SpectrumControl(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.4)
+    cycle = {"step_size_up": 2, "cycle_momentum": False}
+    schedule = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.4, **cycle)
+    shares = []
+    for _ in range(6):
+        shares.append(share_of_rate(control, optimizer))
+        optimizer.step()
+        schedule.step()
+    assert shares == pytest.approx([1.0, 1.0, 1.0, 0.625, 0.25, 0.625])
+    resumed = torch.optim.SGD([weight], lr=0.4)
+    resumed.load_state_dict({**optimizer.state_dict()})
+    resumed.param_groups[0]["lr"] = 0.1
+    assert share_of_rate(control, resumed) == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("every, logging", [(1, 1), (2, 2), (2, 1), (3, 2), (4, 4)])
 def test_measures_stand_beside_the_losses_and_hide_none(transformers, trainer, every, logging):
     """A log of measures took what was due for logged: the loss of that step never came."""
