@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import check_enough
-from spectral_fairseq.functional.precision import at_least_float32
+from spectral_fairseq.functional.precision import at_least_float32, full_float32
 from spectral_fairseq.functional.row_blocks import cached_rows, checked_table, row_blocks
 from spectral_fairseq.functional.row_norms import rows_from, rows_with_norms, unit_rows
 
@@ -89,7 +89,8 @@ def mean_cosines(
         inverse = torch.where(has_direction, 1 / norms, torch.zeros_like(norms))
         # One product adds the unit vectors of each group, without storing them.
         weights = inverse.new_zeros(groups, len(part)).scatter_(0, part[None], inverse[None])
-        total += weights @ moved
+        with full_float32(moved.device):
+            total += weights @ moved
         with_direction.index_add_(0, part, has_direction.double())
     count = group.bincount(minlength=groups).double()
     mean = (total.square().sum(1) - with_direction) / (count * (count - 1))
@@ -123,7 +124,8 @@ def cosine_histogram(
     counts = torch.zeros(bins, dtype=torch.float64)
     for start in range(0, units.size(0), block_rows):
         block = units[start : start + block_rows]  # [b, d]
-        products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
+        with full_float32(units.device):
+            products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
         # Each pair once, and no row with itself: histc leaves out what is greater than 1.
         within = products[:, : len(block)]
         within.masked_fill_(torch.ones_like(within, dtype=torch.bool).tril_(), 2)
@@ -167,7 +169,8 @@ def nearest_neighbours(
     for start in range(0, matrix.size(0), block_rows):
         block = unit_rows(matrix[start : start + block_rows])  # [b, d]
         index = torch.arange(start, start + len(block), device=rows.device)
-        products = queries @ block.t()  # [q, b]
+        with full_float32(queries.device):
+            products = queries @ block.t()  # [q, b]
         products.masked_fill_(rows.unsqueeze(1) == index, float("-inf"))
         cosines = torch.cat([cosines, products], 1)
         neighbours = torch.cat([neighbours, index.expand(len(rows), -1)], 1)

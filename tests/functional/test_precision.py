@@ -5,6 +5,7 @@ import torch
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
+from spectral_fairseq.functional.cosines import cosine_histogram, mean_cosine, nearest_neighbours
 from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.orthogonality_penalty import spectral_defect
 from spectral_fairseq.functional.row_norms import row_norms
@@ -49,6 +50,21 @@ def test_under_autocast(name):
     table = torch.randn(300, 8)
     expected = value_and_gradient(FUNCTIONS[name], table)
     found = value_and_gradient(FUNCTIONS[name], table, autocast=True)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("function", [
+    mean_cosine,
+    cosine_histogram,
+    lambda table: nearest_neighbours(table, torch.arange(9), 5),
+])  # fmt: skip
+def test_cosines_under_autocast(function):
+    """They were rounded to eight bits."""
+    torch.manual_seed(0)
+    table = torch.randn(300, 8)
+    expected = function(table)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = function(table)
     torch.testing.assert_close(found, expected)
 
 
