@@ -4,11 +4,12 @@
     python -m studies.multi30k plain_2500_1 --data data-bin/multi30k.en-de --text TEXT --raw RAW
     python -m studies.multi30k report
 
-``due`` names the trainings that can be started, which depend on what is recorded. ``--data`` is
-what the commands of examples/translation_multi30k_en_de make, ``--text`` the folder of the subwords
-that they read, and ``--raw`` holds the test sets as they were written (``test_2016_flickr.de`` and
-so on; without it the scores on raw text are left out). After an interruption give the same command:
-a training goes on from its checkpoint. ``report`` writes the tables of the page.
+``due`` names the trainings that this machine can start, which depend on what is recorded on its
+kind: each kind of machine has a plan of its own. ``--data`` is what the commands of
+examples/translation_multi30k_en_de make, ``--text`` the folder of the subwords that they read, and
+``--raw`` holds the test sets as they were written (``test_2016_flickr.de`` and so on; without it
+the scores on raw text are left out). After an interruption give the same command: a training goes
+on from its checkpoint. ``report`` writes the tables of the page.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def device_of(arguments: argparse.Namespace) -> str:
-    """``cuda`` with ``--gpu``, else ``cpu``: the kind of machine that a training is of."""
+    """``cuda`` with ``--gpu``, else ``cpu``."""
     return "cuda" if arguments.gpu else "cpu"
 
 
@@ -186,59 +187,68 @@ def records() -> List[Dict[str, Any]]:
     return read_records(RECORDS)
 
 
-def plan_of(recorded: Sequence[Dict[str, Any]], kind: str) -> Plan:
-    """The plan of a kind of machine; its finals may have settings that a CPU has chosen.
+def by_machine(recorded: Sequence[Dict[str, Any]]) -> Dict[str, Dict[str, Dict[str, Any]]]:
+    """The records of the plan, by the kind of machine and the name of the training."""
+    found: Dict[str, Dict[str, Dict[str, Any]]] = {}
+    for one in recorded:
+        if "device" in one:  # others are those from before this plan
+            name = one["name"].rpartition("_")[0]
+            found.setdefault(str(machine(flat(one))), {})[name] = one
+    return found
+
+
+def plan_of(recorded: Sequence[Dict[str, Any]], where: str, gpu: bool) -> Plan:
+    """The plan of a kind of machine; the finals on a GPU may have settings that a CPU has chosen.
 
     Args:
         recorded: all records.
-        kind: ``cpu`` or ``cuda``.
+        where: the kind of machine, as :func:`by_machine` has it.
+        gpu: whether it is a GPU.
     """
-    by_kind: Dict[str, Dict[str, Any]] = {"cpu": {}, "cuda": {}}
-    for one in recorded:
-        name, _, of = one["name"].rpartition("_")
-        if of in by_kind:  # others are those from before this plan
-            by_kind[of][name] = one
-    plan = Plan(by_kind["cpu"])
-    if kind == "cpu" or not set(FINALS) <= set(plan.chosen):
-        return Plan(by_kind[kind])
-    tuned = {name: one for name, one in by_kind["cpu"].items() if one["seed"] == TUNING_SEED}
-    return Plan({**by_kind["cuda"], **tuned})
+    every = by_machine(recorded)
+    plan = Plan(every.get(where, {}))
+    if not gpu or set(FINALS) <= set(plan.chosen):
+        return plan
+    for others in every.values():
+        tuned = {
+            name: one
+            for name, one in others.items()
+            if one["seed"] == TUNING_SEED and one["device"] == "cpu"
+        }
+        if set(FINALS) <= set(Plan(tuned).chosen):
+            return Plan({**plan.records, **tuned})
+    return plan
+
+
+def plans(recorded: Sequence[Dict[str, Any]]) -> Dict[str, Plan]:
+    """The plan of each kind of machine that has a record."""
+    return {
+        where: plan_of(recorded, where, any(one["device"] == "cuda" for one in own.values()))
+        for where, own in by_machine(recorded).items()
+    }
+
+
+def plan_here(arguments: argparse.Namespace) -> Plan:
+    """The plan of the machine that this runs on."""
+    here = machine(flat({"device": device_of(arguments), "versions": versions()}))
+    return plan_of(records(), str(here), arguments.gpu)
 
 
 def compared() -> Dict[Tuple[str, str, str], PairedT]:
     """Every comparison that has all its seeds, by the kind of machine and its two arms."""
-    recorded = records()
     found = {
-        (kind, *pair): one.test
-        for kind in ("cpu", "cuda")
+        (where, *pair): one.test
+        for where, plan in plans(records()).items()
         for pairs in (multi30k_plan.PRIMARY, multi30k_plan.SECONDARY)
-        for pair, one in plan_of(recorded, kind).comparisons(pairs).items()
+        for pair, one in plan.comparisons(pairs).items()
     }
     return {pair: test for pair, test in found.items() if not math.isnan(test.p)}
-
-
-def check_machine(run: Multi30kRun, recorded: Sequence[Dict[str, Any]]) -> None:
-    """Check that this machine is of the kind on which the recorded trainings ran.
-
-    Raises:
-        ConfigurationError: it is another one, with which nothing could be compared.
-    """
-    device = device_of(run.arguments)
-    here = machine(flat({"device": device, "versions": versions()}))
-    before = {machine(flat(one)) for one in recorded if one.get("device") == device} - {here}
-    if before:
-        raise ConfigurationError(
-            f"the machine of the recorded trainings, {', '.join(map(str, before))}",
-            str(here),
-            "Train there: a comparison of two kinds of machines means nothing.",
-        )
 
 
 def train(arguments: argparse.Namespace) -> str:
     """Run one training that is due, record it, and return its scores as a line."""
     check_installation(modules=("sacremoses", "sacrebleu"))
-    done = records()
-    plan = plan_of(done, device_of(arguments))
+    plan = plan_here(arguments)
     due = {one.name: one for one in plan.due()}
     if arguments.what in plan.records:
         return f"{arguments.what} is recorded in {RECORDS}\n"
@@ -249,7 +259,6 @@ def train(arguments: argparse.Namespace) -> str:
             "`python -m studies.multi30k due` names them.",
         )
     run = Multi30kRun(due[arguments.what], arguments)
-    check_machine(run, done)
 
     def jobs(*some: Job, **options: Any) -> None:
         options = {"threads": arguments.threads, "gpu": arguments.gpu, **options}
@@ -272,17 +281,24 @@ def train(arguments: argparse.Namespace) -> str:
 def part(name: str) -> str:
     """A generated part of the page."""
     recorded = records()
-    planned = [one for one in recorded if "device" in one]
-    if name == "plan":
-        return multi30k_plan.plan_table(plan_of(recorded, "cpu"))
-    earlier = [one for one in recorded if one not in planned]
+    earlier = [one for one in recorded if "device" not in one]
     if name == "before":
         return multi30k_plan.arms_table(earlier)
     if name == "penalty":
         return multi30k_plan.penalty_sentence(earlier)
+    found = plans(recorded)
     if name == "trainings":
-        return multi30k_plan.arms_table(planned) if planned else "None is recorded yet.\n"
-    return multi30k_plan.comparison_table(plan_of(recorded, "cpu"))
+        tables_by_machine = {
+            where: multi30k_plan.arms_table(list(plan.records.values()))
+            for where, plan in found.items()
+        }
+        return _under_machines(tables_by_machine) or "None is recorded yet.\n"
+    of = multi30k_plan.plan_table if name == "plan" else multi30k_plan.comparison_table
+    return _under_machines({where: of(plan) for where, plan in found.items()}) or of(Plan({}))
+
+
+def _under_machines(texts: Dict[str, str]) -> str:
+    return "\n".join(f"On {where}:\n\n{text}" for where, text in texts.items())
 
 
 def write_page() -> str:
@@ -291,9 +307,9 @@ def write_page() -> str:
     return f"{PAGE.name} written\n"
 
 
-def due_text(kind: str) -> str:
-    """The names of the trainings that a kind of machine can start, one a line."""
-    return "".join(f"{one.name}\n" for one in plan_of(records(), kind).due())
+def due_text(plan: Plan) -> str:
+    """The names of the trainings that can be started, one a line."""
+    return "".join(f"{one.name}\n" for one in plan.due())
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -302,7 +318,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def action() -> str:
         if arguments.what == "due":
-            return due_text(device_of(arguments))
+            return due_text(plan_here(arguments))
         if arguments.what == "report":
             return write_page()
         return train(arguments)

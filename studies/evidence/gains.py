@@ -124,9 +124,10 @@ def rows_on_multi30k(
     """
     ps = [*(test.p for test in tests.values()), *(one.comparison.test.p for one in found)]
     joint = joint_p(ps, found[0].planned)
+    several = len({where for where, *_ in tests}) > 1
     rows = [
-        Row(ON_MULTI30K[arm] + (", on GPUs" if kind == "cuda" else ""), test, p < 0.05)
-        for ((kind, arm, baseline), test), p in zip(tests.items(), joint)
+        Row(ON_MULTI30K[arm] + (f", {where}" if several else ""), test, p < 0.05)
+        for ((where, arm, baseline), test), p in zip(tests.items(), joint)
         if baseline == "D" and arm in ON_MULTI30K
     ]
     return sorted(rows, key=lambda row: -row.test.mean)

@@ -383,16 +383,16 @@ def test_the_picture_of_gains_has_multi30k_once_it_is_recorded():
     found = report.compared(RESULTS)
     assert gains.rows_on_multi30k({}, found) == []
     compared = {
-        ("cpu", "W", "D"): paired_t([1.0, 1.1, 0.9, 1.0, 1.05]),
-        ("cpu", "MW", "D"): paired_t([2.0, -1.0, 3.0, 0.0, 2.0]),
-        ("cuda", "R", "D"): paired_t([1.5, 1.6, 1.4]),
-        ("cpu", "MW", "W"): paired_t([5.0, 5.1, 5.2, 5.0, 5.1]),
+        ("a CPU", "W", "D"): paired_t([1.0, 1.1, 0.9, 1.0, 1.05]),
+        ("a CPU", "MW", "D"): paired_t([2.0, -1.0, 3.0, 0.0, 2.0]),
+        ("a GPU", "R", "D"): paired_t([1.5, 1.6, 1.4]),
+        ("a CPU", "MW", "W"): paired_t([5.0, 5.1, 5.2, 5.0, 5.1]),
     }
     rows = gains.rows_on_multi30k(compared, found)
     assert [row.text for row in rows] == [
-        "R-Drop, twice the time, on GPUs",
-        "Muon + initialisation",
-        "weight-norm initialisation",
+        "R-Drop, twice the time, a GPU",
+        "Muon + initialisation, a CPU",
+        "weight-norm initialisation, a CPU",
     ]
     planned = found[0].planned
     assert [row.claimed for row in rows] == [rows[0].test.p * planned < 0.05, False, True]

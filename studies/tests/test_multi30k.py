@@ -118,6 +118,25 @@ def test_the_page_has_what_the_program_says():
     assert all(f"{seed}" in page for seed in (SEEDS[0], SEEDS[-1]))
 
 
+def test_each_kind_of_machine_has_a_plan_of_its_own():
+    chosen = finished(by_options(decay=0.1), processor="one")
+    begun = {"plain_2500_1": record(39.0, processor="two")}
+    on_gpu = {**record(41.0), "device": "cuda", "versions": {"gpu": "a GPU"}}
+    recorded = [
+        {**one, "name": f"{name}_{one['device']}"}
+        for some in (chosen, begun, {"wn_init_sigma0.1_decay0.1_2500_2100000": on_gpu})
+        for name, one in some.items()
+    ]
+    plans = multi30k.plans([*recorded, {"name": "from_before_the_plan"}])
+    assert set(plans) == {"one", "two", "a GPU"}
+    assert not plans["one"].due() and set(plans["two"].records) == {"plain_2500_1"}
+    assert "finals" not in plans["two"].steps
+    # A GPU takes the settings of the CPU that has chosen all of them, and none of its finals.
+    settings = {letter: plans["one"].chosen[letter] for letter in FINALS}
+    assert {letter: plans["a GPU"].chosen[letter] for letter in FINALS} == settings
+    assert len(plans["a GPU"].due()) > len(FINALS) * len(SEEDS) - 2
+
+
 def test_a_training_that_is_not_due_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(multi30k, "RECORDS", tmp_path / "records.jsonl")
     monkeypatch.setattr(multi30k, "check_installation", lambda modules: None)
@@ -148,5 +167,6 @@ def test_one_training_from_data_to_record(tiny_translation_data, tmp_path, capsy
     assert "is recorded" in capsys.readouterr().out
     found["versions"]["processor"] = "another"
     records.write_text(json.dumps(found) + "\n", "utf-8")
-    assert multi30k.main(["rdrop_1_2500_1", *where]) == 1
-    assert "the machine of the recorded trainings, another" in capsys.readouterr().err
+    assert multi30k.main(["due"]) == 0  # another kind of machine has a plan of its own
+    assert "plain_2500_1\n" in capsys.readouterr().out
+    assert "On another:" in multi30k.part("trainings")
