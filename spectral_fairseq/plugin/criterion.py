@@ -256,7 +256,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             return computed.loss, log["sample_size"], log
         computed = bound.likelihood(model, sample, reduce)
         log = self._logging_output(computed, model, sample)
-        loss, sample_size = computed.loss, log["sample_size"]
+        # fairseq sets the loss of an idle worker to zero in place, which some views do not allow.
+        loss, sample_size = computed.loss.clone(), log["sample_size"]
         due = bound.penalties(self.num_updates)
         due.extend(reported_terms(computed.net_output))
         for term in due:

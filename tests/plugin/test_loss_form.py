@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.models.transformer import TransformerDecoder, TransformerModel
+from fairseq.tasks import FairseqTask
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood import Blockwise
@@ -54,6 +55,24 @@ def test_every_form_gives_the_loss_of_fairseqs_criterion(task, name, options, sm
             for key, value in log.items():
                 assert float(other[key]) == pytest.approx(float(value), rel=1e-6)
             assert_close(gradients(model, loss), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "mos", "transformer shared", "lstm separate"])
+@pytest.mark.parametrize("options", [
+    *({"loss_form": form} for form in ("dense", "auto")),
+    *({"loss_form": form, "rdrop_weight": 1.0} for form in ("dense", "auto")),
+    *({"adversarial_epsilon": 0.1}, {"z_loss": 0.1}, {"cosreg_weight": 1.0}),
+])  # fmt: skip
+def test_a_worker_without_a_batch_takes_part_with_zeros(task, name, options):
+    """fairseq multiplies its loss by zero in place."""
+    if name == "mos" and "z_loss" in options:
+        pytest.skip("a mixture has no single normaliser")
+    model, sample = any_model(task, name).train(), make_sample(task, LONGEST_FIRST)
+    criterion = build_criterion(task, **{**OFF, **options})
+    optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
+    FairseqTask.train_step(task, sample, model, criterion, optimizer, 0, ignore_grad=True)
+    found = [each.grad for each in model.parameters() if each.grad is not None]
+    assert found and not any(each.any() for each in found)
 
 
 @pytest.mark.parametrize("training", [True, False])
