@@ -34,6 +34,9 @@ class SpectralTransformerLMConfig(SpectralOptions, transformer_lm.TransformerLan
 
     The table and the output are as wide as the layers unless told otherwise. In fairseq they keep
     512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
+
+    On a command line the sizes are those of fairseq's named architectures, with layer norms before
+    each block: ``--arch transformer_lm --decoder-normalize-before`` has the same ones.
     """
 
     decoder_input_dim: int = option(

@@ -8,6 +8,10 @@ import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+)
 from fairseq.options import get_training_parser, parse_args_and_arch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
@@ -39,11 +43,12 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
         filled[arch] = vars(args)
     shared = {k: v for k, v in filled[ours].items() if k != "embedding_type"}
     if theirs == "transformer_lm":  # a dataclass arch: fairseq fills nothing in
-        from fairseq.models.transformer_lm import base_lm_architecture
-
         args = SimpleNamespace()
         base_lm_architecture(args)
         filled[theirs] = vars(args)
+        host = TransformerLanguageModelConfig()
+        others = {key for key, value in vars(host).items() if shared.get(key, value) != value}
+        assert others == {"decoder_normalize_before", "base_shuffle", "add_bos_token"}
     assert shared == filled[theirs]
     model = ARCH_MODEL_NAME_REGISTRY[ours]
     assert model == re.match("transformer(_lm)?_(sc|wn|mos)", ours).group()
