@@ -286,15 +286,15 @@ def part(name: str) -> str:
         return multi30k_plan.arms_table(earlier)
     if name == "penalty":
         return multi30k_plan.penalty_sentence(earlier)
-    found = plans(recorded)
     if name == "trainings":
-        tables_by_machine = {
-            where: multi30k_plan.arms_table(list(plan.records.values()))
-            for where, plan in found.items()
+        arms = {
+            where: multi30k_plan.arms_table(list(own.values()))
+            for where, own in by_machine(recorded).items()
         }
-        return _under_machines(tables_by_machine) or "None is recorded yet.\n"
+        return _under_machines(arms) or "None is recorded yet.\n"
     of = multi30k_plan.plan_table if name == "plan" else multi30k_plan.comparison_table
-    return _under_machines({where: of(plan) for where, plan in found.items()}) or of(Plan({}))
+    texts = {where: of(plan) for where, plan in plans(recorded).items()}
+    return _under_machines(texts) or of(Plan({}))
 
 
 def _under_machines(texts: Dict[str, str]) -> str:

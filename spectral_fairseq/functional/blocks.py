@@ -560,7 +560,8 @@ def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the product in ``dtype``, on a CPU by rows that stay in the cache between the two."""
-    if gradient.dtype == dtype or gradient.is_cuda or factor.dim() or not gradient.numel():
+    by_rows = gradient.device.type == "cpu" and gradient.dtype != dtype and factor.dim() == 0
+    if not by_rows or not gradient.numel():
         return (gradient * factor).to(dtype)
     found = torch.empty_like(gradient, dtype=dtype)
     few = cached_rows(gradient[0].numel())
