@@ -529,10 +529,10 @@ class GradientSums:
             if weights is not None:
                 weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
             first = self._is_unwritten and table.size(0) == len(self._matrix)
-            if self._is_unwritten and not first:
-                self._matrix.zero_()
+            total = self._matrix if first else self.matrix
+            assert total is not None
             self._is_unwritten = False
-            matrix_sum = self._matrix[words]  # [n, d]
+            matrix_sum = total[words]  # [n, d]
             add_matmul_transposed_(matrix_sum, narrow.t(), weighted.t(), 1 / scale, first)
             if targets is not None and hits is not None:
                 matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
