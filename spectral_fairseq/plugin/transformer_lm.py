@@ -24,8 +24,8 @@ from spectral_fairseq.plugin.table_and_head import (
 )
 from spectral_fairseq.plugin.transformer import SpectralTransformerDecoder
 
-BASE: Dict[str, FillSizes] = {"": transformer_lm.base_lm_architecture}
-BASE_AND_GPT: Dict[str, FillSizes] = {**BASE, "_gpt": transformer_lm.transformer_lm_gpt}
+# fairseq's ``transformer_lm`` itself has the defaults of its flags and no function for its sizes.
+GPT: Dict[str, FillSizes] = {"_gpt": transformer_lm.transformer_lm_gpt}
 
 
 @dataclass
@@ -34,9 +34,6 @@ class SpectralTransformerLMConfig(SpectralOptions, transformer_lm.TransformerLan
 
     The table and the output are as wide as the layers unless told otherwise. In fairseq they keep
     512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
-
-    On a command line the sizes are those of fairseq's named architectures, with layer norms before
-    each block: ``--arch transformer_lm --decoder-normalize-before`` has the same ones.
     """
 
     decoder_input_dim: int = option(
@@ -85,8 +82,8 @@ class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
 
 
 for _name, _preset, _sizes in (
-    ("transformer_lm_sc", {"embedding_type": "svd", **IN_A_TRANSFORMER}, BASE_AND_GPT),
-    ("transformer_lm_wn", {"embedding_type": "weight-norm", **IN_A_TRANSFORMER}, BASE_AND_GPT),
-    ("transformer_lm_mos", {"output_head": "mos", **IN_A_TRANSFORMER}, BASE),
+    ("transformer_lm_sc", {"embedding_type": "svd", **IN_A_TRANSFORMER}, GPT),
+    ("transformer_lm_wn", {"embedding_type": "weight-norm", **IN_A_TRANSFORMER}, GPT),
+    ("transformer_lm_mos", {"output_head": "mos", **IN_A_TRANSFORMER}, {}),
 ):
     register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

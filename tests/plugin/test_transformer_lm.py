@@ -34,7 +34,7 @@ def widths(model):
 def from_command_line(task, arch, *flags):
     sizes = [part for key, value in LM_SMALL.items() for part in (f"--{key}", str(value))]
     argv = ["data", "--task", "language_modeling", "--tokens-per-sample", "16"]
-    argv += ["--max-target-positions", "16", "--mixture-components", "3", "--arch", arch]
+    argv += ["--max-target-positions", "16", "--arch", arch]
     argv += [part.replace("_", "-") if part.startswith("--") else part for part in sizes]
     args = parse_args_and_arch(get_training_parser(), [*argv, *flags])
     return models.build_model(convert_namespace_to_omegaconf(args).model, task)
@@ -68,6 +68,22 @@ def test_decoder_embed_dim_alone_sets_the_tables_width(task, arch, shared):
 def test_widths_that_are_given_win(task, arch):
     flags = ("--decoder-embed-dim", "12", "--decoder-input-dim", "10", "--decoder-output-dim", "8")
     assert widths(from_command_line(task, arch, *flags)) == (10, 8)
+
+
+@pytest.mark.parametrize("flags", [(), ("--decoder-normalize-before",), ("--dropout", "0.3")])
+@pytest.mark.parametrize("kind", ["sc", "wn", "mos"])
+def test_a_command_line_means_what_it_means_in_fairseq(task, kind, flags):
+    """Nothing but the table differs, so a plain model is a start and fair to compare with."""
+    width = ("--decoder-embed-dim", "12", "--decoder-input-dim", "12", "--decoder-output-dim", "12")
+    flags = (*width, "--share-decoder-input-output-embed", *flags)
+    plain = from_command_line(task, "transformer_lm", *flags).eval()
+    table = () if kind != "mos" else ("--output-head", "softmax")
+    ours = from_command_line(task, f"transformer_lm_{kind}", *flags, *table).eval()
+    ours.load_state_dict(plain.state_dict(), strict=True)
+    tokens = torch.arange(5, 15).view(2, 5)
+    torch.testing.assert_close(ours(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
+    drops = ([m.p for m in model.modules() if hasattr(m, "p")] for model in (ours, plain))
+    assert max(next(drops)) == max(next(drops))
 
 
 def test_a_checkpoint_of_other_widths_is_rebuilt_as_it_was(task):

@@ -52,7 +52,8 @@ CASES = {
     " --criterion regularized_cross_entropy --z-loss 0.001",
     "lm_svd": "--task language_modeling --tokens-per-sample 16 --decoder-input-dim 16"
     f" --decoder-output-dim 16 {SIDE.format('decoder')} --lr 0.005 --max-tokens 96 {ADAM}"
-    " --share-decoder-input-output-embed --arch transformer_lm_sc --criterion spectrum_control",
+    " --share-decoder-input-output-embed --arch transformer_lm_sc --decoder-normalize-before"
+    " --criterion spectrum_control",
     "awd_lstm": f"{LM} --arch awd_lstm_ptb --criterion mle_cosreg --decoder-hidden-size 12"
     " --lr 0.5 --tokens-per-sample 12 --optimizer nt_asgd --lr-scheduler nt_asgd"
     " --nt-asgd-from-start",
