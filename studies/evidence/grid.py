@@ -715,12 +715,15 @@ _XL_ARCHS = {
     "mos": "--arch transformer_xl_wt103_small --output-head mos",
     "sigsoftmax": "--arch transformer_xl_wt103_small --output-head sigsoftmax",
 }
+# When most of these were trained, the archs of this package had layer norms before each block and
+# fairseq's own has them after it. Only the initialisation has been compared again.
+_SC_BEFORE = "--arch transformer_lm_sc --decoder-normalize-before"
 _LM_ARCHS = {
     "plain": "--arch transformer_lm",
-    "svd": "--arch transformer_lm_sc",
-    "weight-norm": "--arch transformer_lm_sc --embedding-type weight-norm",
-    "mos": "--arch transformer_lm_mos",
-    "sigsoftmax": "--arch transformer_lm_sc --embedding-type plain --output-head sigsoftmax",
+    "svd": _SC_BEFORE,
+    "weight-norm": f"{_SC_BEFORE} --embedding-type weight-norm",
+    "mos": "--arch transformer_lm_mos --decoder-normalize-before",
+    "sigsoftmax": f"{_SC_BEFORE} --embedding-type plain --output-head sigsoftmax",
 }
 TRANSFORMER_XL = Study(
     corpus="language_model",
@@ -803,6 +806,22 @@ TRANSFORMER_LM_OWN_DECAY_SMALL = replace(
     },
     plain_of="transformer_lm_decay_small",
 )
+# The initialisation again, with plain's layer norms: all trainings are of one processor.
+TRANSFORMER_LM_NORMS_SMALL = replace(
+    TRANSFORMER_LM_OWN_DECAY_SMALL,
+    archs={"plain": "--arch transformer_lm", "weight-norm": "--arch transformer_lm_wn"},
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": replace(
+            _SMALL_INIT,
+            label="weight-norm initialisation, plain's layer norms",
+            flags=f"{_OURS} --weight-norm-init-sigma 0.2",
+            settings=_each("--weight-decay", 0.1, 0.2, 0.3, 0.5),
+        ),
+    },
+    seeds=_FRESH_SEEDS[:5],
+    plain_of="",
+)
 # Methods of the loss and the softmax, beside the same trainings of plain.
 TRANSFORMER_LM_LOSSES_SMALL = replace(
     TRANSFORMER_LM_OWN_DECAY_SMALL,
@@ -850,6 +869,7 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
     "transformer_lm_decay_small": TRANSFORMER_LM_DECAY_SMALL,
     "transformer_lm_own_decay_small": TRANSFORMER_LM_OWN_DECAY_SMALL,
+    "transformer_lm_norms_small": TRANSFORMER_LM_NORMS_SMALL,
     "transformer_lm_losses_small": TRANSFORMER_LM_LOSSES_SMALL,
     "transformer_xl_small": TRANSFORMER_XL_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
