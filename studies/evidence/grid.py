@@ -816,7 +816,7 @@ TRANSFORMER_LM_NORMS_SMALL = replace(
             _SMALL_INIT,
             label="weight-norm initialisation, plain's layer norms",
             flags=f"{_OURS} --weight-norm-init-sigma 0.2",
-            settings=_each("--weight-decay", 0.1, 0.2, 0.3, 0.5),
+            settings=_each("--weight-decay", 0.1, 0.2, 0.5),
         ),
     },
     seeds=_FRESH_SEEDS[:5],
