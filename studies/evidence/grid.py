@@ -716,7 +716,7 @@ _XL_ARCHS = {
     "sigsoftmax": "--arch transformer_xl_wt103_small --output-head sigsoftmax",
 }
 # When most of these were trained, the archs of this package had layer norms before each block and
-# fairseq's own has them after it. Only the initialisation has been compared again.
+# fairseq's own has them after it. transformer_lm_norms_small compares two of these methods again.
 _SC_BEFORE = "--arch transformer_lm_sc --decoder-normalize-before"
 _LM_ARCHS = {
     "plain": "--arch transformer_lm",
@@ -806,12 +806,17 @@ TRANSFORMER_LM_OWN_DECAY_SMALL = replace(
     },
     plain_of="transformer_lm_decay_small",
 )
-# The initialisation again, with plain's layer norms: all trainings are of one processor.
+# Two table methods again, with plain's layer norms: all trainings are of one processor.
 TRANSFORMER_LM_NORMS_SMALL = replace(
     TRANSFORMER_LM_OWN_DECAY_SMALL,
-    archs={"plain": "--arch transformer_lm", "weight-norm": "--arch transformer_lm_wn"},
+    archs={
+        "plain": "--arch transformer_lm",
+        "svd": "--arch transformer_lm_sc",
+        "weight-norm": "--arch transformer_lm_wn",
+    },
     methods={
         "plain": PLAIN,
+        "renewed": _SMALL_CONTROL["renewed"],
         "weight_norm_init": replace(
             _SMALL_INIT,
             label="weight-norm initialisation, plain's layer norms",
