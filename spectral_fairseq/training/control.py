@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -44,6 +44,9 @@ from spectral_fairseq.training.table_checks import (
 
 # The controls that follow each optimiser.
 _FOLLOWERS: WeakKeyDictionary[Any, WeakSet[SpectrumControl]] = WeakKeyDictionary()
+
+# A peak below this share of the rate that the optimiser was made with is warned of.
+_LOW_PEAK = 0.1
 
 
 class SpectrumControl:
@@ -148,6 +151,7 @@ class SpectrumControl:
         self._prior.start_norm = norm or None  # a table of zeros has none yet
         self._checked, self.updates = False, 0
         self._left: Optional[Tensor] = None
+        self._rates: Optional[Tuple[float, float]] = None  # the first one and the highest so far
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
         if self._model is None:
@@ -212,6 +216,24 @@ class SpectrumControl:
                 stacklevel=3,
             )
             self._left = None
+
+    def _warn_of_low_peak(self, rate: float, highest: float) -> None:
+        """Say it once if a schedule falls again far below the rate that counts as its highest."""
+        if self._rates is None:
+            # One that is met in its course may have had its peak before.
+            self._rates = (rate, math.inf if self.updates else rate)
+        first, peak = self._rates
+        if first < peak < _LOW_PEAK * highest and rate < peak:
+            warnings.warn(
+                f"the learning rate has risen to {peak:g} and falls again, where the optimiser was "
+                f"made with {highest:g}, which SpectrumControl takes for the highest one of the "
+                f"schedule: it goes no more than {peak / highest:.2g} of the way that its `decay` "
+                "and `centering` say. Make the optimiser with the highest rate that it will have, "
+                "and let the schedule multiply it by numbers up to 1",
+                stacklevel=3,
+            )
+            peak = math.inf
+        self._rates = (first, max(peak, rate))
 
     def follow(self, optimizer: Any) -> SpectrumControl:
         """Call :meth:`step` after each step that an optimiser takes, at its rate of that step.
@@ -323,7 +345,9 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
     The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
     above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
     the first rate counts as the highest, and is kept with the optimiser's state from then on; and
-    so is each rate that exceeds all of these, as by CyclicLR, as ``highest_lr``.
+    so is each rate that exceeds all of these, as by CyclicLR, as ``highest_lr``. The peak of a
+    schedule that stays far below the rate that it multiplies is not known before it is passed;
+    then there is a warning.
     """
     weight = control.weight
     groups = optimizer.param_groups
@@ -338,4 +362,5 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
     highest = max(float(group.get(name) or 0.0) for name in names)
     if rate > highest:
         group["highest_lr"] = highest = rate
+    control._warn_of_low_peak(rate, highest)
     return rate / highest if highest > 0 else 1.0

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,6 +273,34 @@ def test_the_share_of_a_schedule_that_rises_above_its_first_rate():
     resumed.load_state_dict({**optimizer.state_dict()})
     resumed.param_groups[0]["lr"] = 0.1
     assert share_of_rate(control, resumed) == pytest.approx(0.25)
+
+
+def _shares_of(factors, updates=0):
+    """The shares of a LambdaLR with these factors of a rate of 1."""
+    weight = torch.nn.Parameter(torch.eye(5, 3))
+    control = SpectrumControl(weight)
+    control.updates = updates
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factors[step])
+    shares = []
+    for _ in factors[1:]:
+        shares.append(share_of_rate(control, optimizer))
+        optimizer.step()
+        schedule.step()
+    return shares
+
+
+def test_a_schedule_whose_peak_is_far_below_its_rate_is_warned_of_once():
+    """The schedule of the Transformer over a rate of 1 left a thousandth of the control."""
+    noam = [512**-0.5 * min(step**-0.5, step * 4**-1.5) for step in range(1, 12)]
+    with pytest.warns(UserWarning, match="risen to 0.0220971 and falls again") as warned:
+        assert _shares_of(noam) == noam[:-1]
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _shares_of([0.01, 0.5, 1.0, 0.5, 0.01, 0.02, 0.01, 0.0])  # its peak is known
+        _shares_of([0.05, 0.04, 0.03, 0.0])  # met in its course
+        _shares_of([0.01, 0.05, 0.01, 0.0], updates=7)  # in a later cycle
 
 
 @pytest.mark.parametrize("every, logging", [(1, 1), (2, 2), (2, 1), (3, 2), (4, 4)])
