@@ -93,13 +93,17 @@ def check_output_folder(
 
 
 def save_atomically(checkpoint: Any, out: Path) -> None:
-    """Write a checkpoint: ``out`` is the old file or the whole new one."""
+    """Write a checkpoint: ``out`` is the old file or the whole new one, the same bytes each time.
+
+    torch would write the name of a file that it is given into it, where the partial one has a
+    random name; so it is given a stream, as by fairseq.
+    """
     import torch
 
     from spectral_fairseq.checkpoints.stand_ins import pickle_by_name
 
-    with naming_full_disk(out), replacing(out) as partial:
-        torch.save(checkpoint, partial, pickle_module=pickle_by_name())
+    with naming_full_disk(out), replacing(out) as partial, open(partial, "wb") as stream:
+        torch.save(checkpoint, stream, pickle_module=pickle_by_name())
 
 
 @contextlib.contextmanager

@@ -63,6 +63,30 @@ def test_no_input_is_replaced_and_nothing_else_unasked(writer, source, command, 
     assert sorted(tmp_path.iterdir()) == [source, link, out]
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_same_command_writes_the_same_bytes(writer, source, command, tmp_path):
+    """The random name of the partial file was in the archive."""
+    made = [tmp_path / "one.pt", tmp_path / "two.pt"]
+    for out in made:
+        command(writer, source, *WRITERS[writer], out)
+    assert made[0].read_bytes() == made[1].read_bytes()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("size", [0, 4096])
+def test_a_full_disk_is_named(writer, size, source, command, tmp_path):
+    """A limit on the size of files stands for it."""
+    resource, out = pytest.importorskip("resource"), tmp_path / "out.pt"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        error = command(writer, source, *WRITERS[writer], out, rc=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.search("out.pt to be written; .*(too large|no space).*Free some", error)
+    assert sorted(tmp_path.iterdir()) == [source]
+
+
 # torch's writer reports a full disk as an error of its own, also where it closes the archive.
 OF_TORCH = RuntimeError, "[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0"
 OF_DISK = OSError, "disk full"
@@ -81,7 +105,7 @@ def test_a_failed_write_leaves_the_old_file(
     out.write_text("precious")
 
     def fail(checkpoint, file, **options):
-        Path(file).write_bytes(b"half")
+        file.write(b"half")
         (kind, text), *later = errors
         try:
             raise kind(text)
