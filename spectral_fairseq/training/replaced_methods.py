@@ -6,15 +6,17 @@ leaves ties alone, and ``save_pretrained`` writes what plain transformers loads.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import warnings
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.training.adapters import is_of_peft
 from spectral_fairseq.training.joining import dense_from, is_split, joined_state
 from spectral_fairseq.training.layer_mixins import OFF_FIRST, LayerMixin
 
@@ -68,11 +70,14 @@ class _Saving:
         self._put_into_settings(record)
         if state is None and (record or splits):
             state = joined_state(model) if splits else model.state_dict()
+        plain: Dict[str, Tensor] = {}
         if state is not None:  # transformers takes entries out of what it is given
-            state = {**state, **(plain_entries(model, state) if "table" in record else {})}
+            plain = plain_entries(model, state) if "table" in record else {}
+            state = {**state, **plain}
         saved = None
         if state or not splits:  # the first worker writes what all have put together
-            saved = save(**{**arguments, "state_dict": state}, **more)
+            with _named_by_layers(model, plain if is_of_peft(model) else {}):
+                saved = save(**{**arguments, "state_dict": state}, **more)
         if splits:
             torch.distributed.barrier()
         return saved
@@ -90,6 +95,26 @@ class _Saving:
                 "same to a model before you load it, or take it off first, with plain_(model)",
                 stacklevel=3,
             )
+
+
+@contextlib.contextmanager
+def _named_by_layers(model: nn.Module, plain: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the state dicts of layers have their plain entries too within the block.
+
+    Of a trained copy (``modules_to_save``) peft saves what the copy's own state dict names.
+    """
+    with contextlib.ExitStack() as hooks:
+        for name, layer in model.named_modules() if plain else ():
+            if f"{name}.weight" in plain:
+                added = functools.partial(_with_weight, plain[f"{name}.weight"])
+                hooks.callback(layer._register_state_dict_hook(added).remove)
+        yield
+
+
+def _with_weight(
+    weight: Tensor, _: nn.Module, state: Dict[str, Tensor], prefix: str, *__: Any
+) -> None:
+    state[f"{prefix}weight"] = weight
 
 
 def record_of(model: nn.Module) -> Dict[str, Any]:

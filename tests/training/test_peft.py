@@ -142,6 +142,32 @@ def test_a_table_on_the_copy_that_is_trained(peft, transformers):
     torch.testing.assert_close(model(input_ids=IDS).logits, before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("copies", ["a copy of the output layer", "copies of both"])
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+def test_saved_adapters_have_the_plain_copy_and_the_table(
+    peft, transformers, tmp_path, table, copies
+):
+    """They had the entries of the table alone, and no plain model took them."""
+    model = adapted(peft, transformers, copies)
+    table(model)
+    fused_loss_(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(input_ids=IDS, labels=LABELS).loss.backward()
+    optimizer.step()
+    keys = list(model.state_dict())
+    model.save_pretrained(tmp_path)
+    assert list(model.state_dict()) == keys
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = peft.PeftModel.from_pretrained(build(transformers), tmp_path)
+    expected = model.eval()(input_ids=IDS).logits
+    torch.testing.assert_close(plain.eval()(input_ids=IDS).logits, expected, rtol=1e-5, atol=1e-5)
+    resumed = adapted(peft, transformers, copies)
+    table(resumed)
+    resumed.load_adapter(tmp_path, "default", is_trainable=True)  # as Trainer does
+    same(resumed.state_dict(), model.state_dict())
+
+
 @pytest.mark.parametrize("table", [weight_norm_, factor_])
 @pytest.mark.parametrize("target", ["lm_head", "wte"])
 def test_an_adapter_is_not_lost_in_merging(peft, transformers, table, target):
