@@ -46,20 +46,44 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
     return decorate
 
 
+_is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+
+
+def check_untransformed() -> None:
+    """Refuse the transforms of ``torch.func``, which cannot look into a gradient by hand.
+
+    Raises:
+        UnsupportedError: the call is within one.
+    """
+    if _is_compiling is None or _is_compiling():  # torch before 2.1; a compiler
+        return
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "losses by blocks and penalties outside of the transforms of torch.func",
+            "a call within one (grad, vmap, jvp or another)",
+            "Take gradients by torch.autograd.grad; or transform a loss of dense scores, of a "
+            "model without methods of spectral_fairseq.training.",
+        )
+
+
 def outside_graphs(function: Function) -> Function:
     """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
 
     The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
-    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
+    as they can; a compiler that unrolls their loops fails at the first and undoes the last. The
+    transforms of ``torch.func`` are refused: their tensors have no numbers to look at.
     """
-    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    is_compiling = _is_compiling
     if is_compiling is None:  # torch before 2.1
         return function
     uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (uncompiled if is_compiling() else function)(*args, **kwargs)
+        if is_compiling():
+            return uncompiled(*args, **kwargs)
+        check_untransformed()
+        return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, check_enough
-from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.autograd import check_untransformed, differentiable_once
 from spectral_fairseq.functional.precision import full_float32, widened
 from spectral_fairseq.functional.row_norms import exact_norms
 
@@ -76,4 +76,5 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     count = matrix.size(0) - (0 if excluded is None else excluded.numel())
     what = "row that is neither padding nor a made-up word, for the cosine penalty"
     check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
+    check_untransformed()
     return _SquaredDirectionSum.apply(widened(matrix), excluded) / count**2

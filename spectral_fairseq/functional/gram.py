@@ -12,7 +12,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.autograd import check_untransformed, differentiable_once
 from spectral_fairseq.functional.precision import full_float32, widened
 from spectral_fairseq.functional.progress import ProgressCallback, ignore_progress
 from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, checked_table, row_blocks
@@ -58,6 +58,7 @@ def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     Returns:
         Shape (d, d), differentiable once.
     """
+    check_untransformed()
     return _Gram.apply(widened(matrix), excluded)
 
 

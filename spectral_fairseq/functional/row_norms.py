@@ -19,7 +19,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.autograd import check_untransformed, differentiable_once
 from spectral_fairseq.functional.precision import at_least_float32, widened
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
@@ -76,6 +76,7 @@ class _RowNorms(torch.autograd.Function):
 
 def row_norms(matrix: Tensor) -> Tensor:
     """Return the norms over the last dimension, (*, d) to (*); a zero row's gradient is zero."""
+    check_untransformed()
     return _RowNorms.apply(matrix)
 
 

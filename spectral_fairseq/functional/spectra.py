@@ -41,7 +41,7 @@ from spectral_fairseq.errors import (
     DIVERGED,
     DataError,
 )
-from spectral_fairseq.functional.autograd import differentiable_once
+from spectral_fairseq.functional.autograd import check_untransformed, differentiable_once
 from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 
@@ -133,6 +133,7 @@ def singular_values(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor
     Raises:
         DataError: an entry is infinite or not a number.
     """
+    check_untransformed()
     return _SingularValues.apply(widened(matrix), excluded)
 
 

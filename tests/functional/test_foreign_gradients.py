@@ -84,6 +84,22 @@ def test_second_derivatives_are_right_or_refused(name):
         torch.autograd.grad(value, leaves, create_graph=True, allow_unused=True)
 
 
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="needs torch 2.1"
+)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "ignored"])
+def test_a_transform_of_torch_func_is_refused_by_name(name):
+    """It ended in advice to whoever writes functions of autograd."""
+    leaves = random_leaves()
+
+    def function(*leaves):
+        return FUNCTIONS[name](*leaves).square().sum()
+
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(UnsupportedError, match="outside of the transforms of torch.func"):
+            transform(function)(*(leaf.detach() for leaf in leaves))
+
+
 def functions_of_autograd():
     package = spectral_fairseq.functional
     for part in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
