@@ -243,7 +243,8 @@ class SpectrumControl:
 
         A step that is skipped, as by a ``GradScaler``, counts for nothing, and an optimiser is
         followed once however often this is called. The share of the highest rate is that of
-        :func:`share_of_rate`.
+        :func:`share_of_rate`. A copy of this control follows none until this is called, since
+        copies of optimisers call nobody either.
 
         Args:
             optimizer: of torch, or as accelerate prepares it.

@@ -74,7 +74,7 @@ class ModelLoss:
                 raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
             targets = loss.shifted(labels) if loss.shift else labels
         if ignore_index is not None and ignore_index != loss.ignore_index:
-            targets = targets.masked_fill(targets.eq(ignore_index), loss.ignore_index)
+            targets = targets.long().masked_fill(targets.eq(ignore_index), loss.ignore_index)
         return loss.of_logits(logits, targets, num_items_in_batch)[0]
 
 

@@ -226,7 +226,7 @@ class TokenLoss:
         """The labels of all positions: those of prompt tuning, which come first, have none."""
         missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
         if missing and missing == self._virtual_tokens:
-            return F.pad(labels, (missing, 0), value=nothing)
+            return _padded(labels, (missing, 0), nothing)
         if missing:
             raise _of_another_batch(labels, logits)
         return labels
@@ -234,7 +234,7 @@ class TokenLoss:
     def shifted(self, labels: Tensor, nothing: Optional[float] = None) -> Tensor:
         """The label of the next position at each, so that nothing has to be cut out of logits."""
         nothing = self.ignore_index if nothing is None else nothing
-        return F.pad(labels, (0, 1), value=nothing)[..., 1:]
+        return _padded(labels, (0, 1), nothing)[..., 1:]
 
     def of_logits(
         self,
@@ -454,6 +454,12 @@ class TokenLoss:
         own = log_p.gather(1, targets.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
         right = own.ge(log_p.amax(-1)) & counted
         return TokenMeasures(log_probs, entropy.masked_fill(~counted, 0), right)
+
+
+def _padded(values: Tensor, sides: Tuple[int, int], nothing: float) -> Tensor:
+    """Labels or weights with ``nothing`` beside them; short types of labels do not hold it."""
+    values = values if values.is_floating_point() else values.long()
+    return F.pad(values, sides, value=nothing)
 
 
 def _targets(labels: Tensor, logits: Any) -> Tensor:

@@ -384,12 +384,18 @@ def test_parameters_that_a_call_alone_was_given(table):
         torch.testing.assert_close(others[name].grad, one.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_indices_of_any_type_are_labels():
+@pytest.mark.parametrize("shift", [False, True])
+def test_indices_of_any_type_are_labels(shift):
+    """Types of 8 bits do not hold -100, which stands behind shifted labels."""
     model = Scores(lambda s: s, True)
-    loss = fused_loss_(model)
+    loss = fused_loss_(model, shift=shift)
     own = loss(model(IDS), IDS)
     for dtype in (torch.uint8, torch.int32):
         assert torch.equal(loss(model(IDS), IDS.to(dtype)), own)
+        log_probs = loss.log_probs(model(IDS), IDS.to(dtype)).log_probs
+        assert torch.equal(log_probs, loss.log_probs(model(IDS), IDS).log_probs)
+    few = IDS % 2
+    assert torch.equal(loss(model(IDS), few.bool()), loss(model(IDS), few))
 
 
 class Readout(nn.Linear):
