@@ -42,6 +42,7 @@ class ControlledTables:
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.
         parts: of the model.
+        given: the configuration as the user gave it, where the criterion may leave flags unset.
 
     Attributes:
         rule: what is done to the spectrum of a plain table, and when.
@@ -51,11 +52,11 @@ class ControlledTables:
         ConfigurationError: a flag outside its range.
     """
 
-    def __init__(self, cfg: Any, parts: Parts) -> None:
+    def __init__(self, cfg: Any, parts: Parts, given: Any) -> None:
         with arguments_as_flags(**flags_by_argument(control.OPTIONS)):
             self.rule = ControlRule(**arguments(control.OPTIONS, cfg))
         self.svd_interval: int = SVD_INTERVAL.read(cfg)
-        self._parts = parts
+        self._parts, self._given = parts, given
 
     @property
     def intervals(self) -> List[int]:
@@ -65,8 +66,9 @@ class ControlledTables:
 
     @property
     def flag(self) -> str:
-        """That asks for a change of the spectrum."""
-        return (DECAY if self.rule.decay else CENTERING).flag
+        """What the user gave that asks for a change of the spectrum, for messages."""
+        asking = [one.flag for one in (DECAY, CENTERING) if getattr(self._given, one.name)]
+        return asking[0] if asking else "--criterion spectrum_control"
 
     @property
     def table(self) -> Optional[Tensor]:
@@ -124,15 +126,12 @@ class ControlledTables:
             raise ConfigurationError(
                 f"a plain output table, for {self.flag}",
                 "one computed from other parameters, as with --embedding-type weight-norm",
-                "Use --embedding-type plain; or svd with --spectrum-weight, "
-                "--orthogonality-weights and --svd-interval; or leave --criterion "
-                "spectrum_control, which sets the flag, for a criterion without it, such as "
-                "label_smoothed_cross_entropy.",
+                "Use an arch with a plain one, as with --embedding-type plain; or, in place of the "
+                f"control, --spectrum-weight, a penalty on any table; or drop {self.flag}.",
             )
         if not weight.requires_grad:
             raise refusals.FROZEN.error("a frozen one", self.flag)
         excluded = self.excluded(weight)
         with arguments_as_flags(weight=self.flag):
-            or_else = "drop `weight`; or leave --criterion spectrum_control, if that sets the flag"
-            check_rank(len(weight) - len(excluded), weight.size(1), otherwise=or_else)
+            check_rank(len(weight) - len(excluded), weight.size(1))
         self._parts.prior(weight, excluded)

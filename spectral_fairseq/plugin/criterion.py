@@ -156,7 +156,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         cfg = with_method(self._cfg, has_svd=True)
         parts = Parts(nn.Module(), words, prior_from_flags(cfg))
         Penalties(cfg, parts)
-        control.ControlledTables(cfg, parts)
+        control.ControlledTables(cfg, parts, self._cfg)
 
     def objective_of(self, model: nn.Module) -> Objective:
         """What is done with a model, wrapped for data parallelism or not.
@@ -196,7 +196,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             likelihood_choice.likelihood_term(self, parts, options, form),
             likelihood_choice.plain_likelihood(self, parts, form),
             Penalties(cfg, parts),
-            control.ControlledTables(cfg, parts),
+            control.ControlledTables(cfg, parts, self._cfg),
         )
 
     def _words_of(self, dictionary: Any) -> Words:

@@ -389,11 +389,29 @@ def test_a_model_without_an_output_table(task):
     ("transformer shared", "spectrum_weight"),
 ])  # fmt: skip
 def test_as_many_words_as_dimensions_are_needed(task, model, flag):
-    named = flag_of({flag: 0})
-    if flag == "spectrum_decay":
-        named += ".*leave --criterion spectrum_control"
-    with pytest.raises(ConfigurationError, match=f"N >= d.*{named}"):
+    with pytest.raises(ConfigurationError, match=f"N >= d.*{flag_of({flag: 0})}"):
         build_criterion(task, **OFF, **{flag: 0.1}).check_model(any_model(task, model, **WIDE))
+
+
+def without_output_table(model):
+    model.decoder.output_projection = torch.nn.Identity()
+    model.decoder.share_input_output_embed = False
+
+
+def with_frozen_table(model):
+    model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind, options, change", [
+    ("plain", {}, without_output_table), ("plain", {}, with_frozen_table),
+    ("plain", WIDE, torch.nn.Module.train), ("weight-norm", {}, torch.nn.Module.train),
+])  # fmt: skip
+def test_a_control_that_no_flag_asks_for_is_named_by_its_criterion(task, kind, options, change):
+    model = any_model(task, kind, **options)
+    change(model)
+    with pytest.raises(ConfigurationError, match="for --criterion spectrum_control; ") as refused:
+        build_criterion(task, "spectrum_control").check_model(model)
+    assert flag_of({"spectrum_decay": 0}) not in str(refused.value)
 
 
 @pytest.mark.parametrize("interval", [0, 10])
