@@ -306,6 +306,30 @@ def test_a_control_follows_an_optimiser(prepared):
         SpectrumControl().step()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
+def test_a_state_of_accelerate_has_that_of_a_control(tmp_path):
+    """With ``register_for_checkpointing``, a resumed training equals one that went on."""
+    made = []
+    for resumed in (False, True):
+        torch.manual_seed(0)
+        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+        model = Straight()
+        model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+        control = SpectrumControl(model, every=3, slack=1.0, decay=0.5).follow(optimizer)
+        accelerator.register_for_checkpointing(control)
+        if resumed:
+            accelerator.load_state(tmp_path)
+            assert control.updates == 4
+        else:
+            _trained(optimizer, model, 4, accelerator)
+            accelerator.save_state(tmp_path)
+        _trained(optimizer, model, 4, accelerator)
+        made.append(model.lm_head.weight.detach())
+    assert torch.equal(*made)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_control_follows_the_steps_that_are_taken_once_each(fused):
     """A fused optimiser is called by the scaler although it takes no step."""
