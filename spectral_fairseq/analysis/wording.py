@@ -41,7 +41,7 @@ ADVICE = (
     "initialisation, and tune the weight decay again"
 )
 OF_LANGUAGE_MODELS = (
-    "Tune the weight decay, to which no method of this package adds in language models "
+    "Tune the weight decay, to which no method of this package surely adds in language models "
     "(docs/evidence.md)"
 )
 # Note [Origins]
