@@ -26,7 +26,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.utils import strip_pad
 
-import spectral_fairseq  # noqa: F401  (registers with fairseq)
+import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
 from spectral_fairseq.commands.main import main as spectral_fairseq_command
 

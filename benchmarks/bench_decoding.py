@@ -19,7 +19,7 @@ from fairseq.models import build_model
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
-import spectral_fairseq  # noqa: F401  (registers with fairseq)
+import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from benchmarks.bench_step import vocabulary
 from benchmarks.harness import (
     PRECISIONS,

@@ -37,7 +37,7 @@ from fairseq.models import (
 )
 from omegaconf import OmegaConf
 
-import spectral_fairseq  # noqa: F401  (registers with fairseq)
+import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import (
     PRECISIONS,
     add_device_options,

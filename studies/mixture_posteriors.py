@@ -17,7 +17,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
-import spectral_fairseq  # noqa: F401  (registers with fairseq)
+import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import positive, print_result, print_table
 from spectral_fairseq.functional.mixture_loss import posterior
 from spectral_fairseq.heads.mixture import MixtureOfSoftmaxes

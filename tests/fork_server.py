@@ -19,6 +19,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -288,6 +289,9 @@ def serve_after(call: str, address: str) -> None:
     _listen(address)
 
 
+_numbers = itertools.count()
+
+
 class ForkServer:
     """A running server.
 
@@ -327,7 +331,7 @@ class ForkServer:
     @contextlib.contextmanager
     def after(self, call: str) -> Iterator[ForkServer]:
         """A server that is a fork of this one in which ``call`` was called first."""
-        address = f"{self.address}-{call.rpartition(':')[2]}"
+        address = f"{self.address}-{next(_numbers)}"  # each has its own, and an old one stays
         reading, writing = os.pipe()
         with open(f"{address}.log", "w+") as log:
             running = self.start(

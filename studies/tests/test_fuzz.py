@@ -83,7 +83,7 @@ LM = space.Case(
 def test_a_training_and_its_reloads(options):
     found = options.run(0, LM)
     assert found["outcome"] == forks.DONE
-    assert set(found["commands"].values()) == {forks.DONE} and len(found["commands"]) == 8
+    assert set(found["commands"].values()) == {forks.DONE} and len(found["commands"]) == 7
 
 
 @pytest.mark.parametrize("number", range(4))
