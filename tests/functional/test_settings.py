@@ -55,6 +55,7 @@ def test_a_value_that_is_refused_changes_nothing():
     assert held == ["bf16"]
 
 
+@pytest.mark.usefixtures("products_as_torch_comes")
 def test_those_of_torch_are_what_they_say():
     kinds = [(FLOAT32, "medium", "highest", torch.get_float32_matmul_precision)]
     if hasattr(torch.backends.cuda, "flash_sdp_enabled"):
