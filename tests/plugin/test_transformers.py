@@ -25,6 +25,7 @@ KINDS = {"sc": "svd", "wn": "weight-norm", "mos": "plain"}
 SIZES = ("", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_wmt_en_de_big_t2t")
 SAME_SIZES = [
     *((f"transformer_{kind}{size}", f"transformer{size}") for kind in KINDS for size in SIZES),
+    *((f"transformer_lm_{kind}", "transformer_lm") for kind in KINDS),
     *((f"transformer_lm_{kind}_gpt", "transformer_lm_gpt") for kind in ("sc", "wn")),
 ]
 
