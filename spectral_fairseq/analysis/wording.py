@@ -41,8 +41,8 @@ ADVICE = (
     "initialisation, and tune the weight decay again"
 )
 OF_LANGUAGE_MODELS = (
-    "Tune the weight decay, to which no method of this package surely adds in language models "
-    "(docs/evidence.md)"
+    "Tune the weight decay, to which no method of this package certainly adds in language "
+    "models (docs/evidence.md)"
 )
 # Note [Origins]
 _NORMAL = {

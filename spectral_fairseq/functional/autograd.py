@@ -73,14 +73,13 @@ def outside_graphs(function: Function) -> Function:
     as they can; a compiler that unrolls their loops fails at the first and undoes the last. The
     transforms of ``torch.func`` are refused: their tensors have no numbers to look at.
     """
-    is_compiling = _is_compiling
-    if is_compiling is None:  # torch before 2.1
+    if _is_compiling is None:  # torch before 2.1
         return function
     uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if _is_compiling():
             return uncompiled(*args, **kwargs)
         check_untransformed()
         return function(*args, **kwargs)

@@ -72,7 +72,7 @@ def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
 
 @pytest.mark.parametrize("rank, arch", [(90.0, "--criterion"), (20.0, "transformer_lm_sc ")])
 def test_a_language_model_has_advice_of_its_own(rank, arch):
-    """In language models no method of this package has surely gained."""
+    """In language models no method of this package has certainly gained."""
     for origin in ("fairseq", "model"):
         last = verdict(checkpoint(0.8, rank=rank, origin=origin, language_model=True))[-1]
         assert OF_LANGUAGE_MODELS in last and ADVICE not in last and "weight_norm_" not in last
