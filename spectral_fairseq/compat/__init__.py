@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import List
 
+from spectral_fairseq.compat.asynchronous_checkpoint import ASYNCHRONOUS_CHECKPOINT
 from spectral_fairseq.compat.atomic_copy import ATOMIC_COPY
 from spectral_fairseq.compat.batch_composition import BATCH_COMPOSITION
 from spectral_fairseq.compat.bfloat16 import BF16_EVALUATION, BF16_WITHOUT_TPU
@@ -42,6 +43,7 @@ PATCHES = (
     LITERAL_SETTINGS,
     DEAD_ENCODER_KEYS,
     ATOMIC_COPY,
+    ASYNCHRONOUS_CHECKPOINT,
     DAMAGED_CHECKPOINT,
     EMBEDDING_FILE,
     TAIL_BATCH,
