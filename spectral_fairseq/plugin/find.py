@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.methods.output_layers import output_names
 
 OUTPUT_LAYERS = output_names("fairseq")
@@ -133,18 +133,6 @@ def is_trained(model: nn.Module, num_words: int) -> bool:
     table = table_module(model)
     weights = [output_matrix(model, num_words)] if table is None else table.parameters()
     return any(weight.requires_grad for weight in weights)
-
-
-def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
-    """Refuse a flag that would have no effect, since the output table is not trained.
-
-    Raises:
-        ConfigurationError: the table is frozen, or none can be found.
-    """
-    with arguments_as_flags(weight=flag):
-        trained = is_trained(model, num_words)
-    if not trained:
-        raise refusals.FROZEN.error("a frozen one", flag)
 
 
 def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
