@@ -56,8 +56,6 @@ def table_module(model: nn.Module) -> Optional[Table]:
 class OutputPlace(NamedTuple):
     """Where a model keeps the table of its softmax, so that it is looked for only once.
 
-    The tensor there is read anew at each use: wrappers for data parallelism replace it.
-
     Attributes:
         owner: a table of this package, a layer, or the decoder itself.
         name: of the matrix in ``owner``.
@@ -67,6 +65,17 @@ class OutputPlace(NamedTuple):
     owner: Any
     name: str = "weight"
     has_bias: bool = False
+
+    @property
+    def matrix(self) -> Tensor:
+        """The tensor there, read anew at each use: wrappers for data parallelism replace it."""
+        matrix: Tensor = getattr(self.owner, self.name)
+        return matrix
+
+    @property
+    def bias(self) -> Optional[Tensor]:
+        """The bias of the scores beside it, if there is one."""
+        return self.owner.bias if self.has_bias else None
 
 
 def output_layers(decoder: nn.Module) -> List[OutputPlace]:
@@ -102,7 +111,7 @@ def output_place(model: nn.Module, num_words: int) -> OutputPlace:
             "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
     for place in output_layers(decoder):
-        matrix = getattr(place.owner, place.name)
+        matrix = place.matrix
         if matrix.dim() == 2 and matrix.size(0) == num_words:
             return place
     shared = getattr(decoder, "share_input_output_embed", False)
@@ -119,9 +128,7 @@ def output_place(model: nn.Module, num_words: int) -> OutputPlace:
 
 def output_matrix(model: nn.Module, num_words: int) -> Tensor:
     """The table W of the softmax, shape (N, d), differentiable; see :func:`output_place`."""
-    place = output_place(model, num_words)
-    matrix: Tensor = getattr(place.owner, place.name)
-    return matrix
+    return output_place(model, num_words).matrix
 
 
 def is_trained(model: nn.Module, num_words: int) -> bool:

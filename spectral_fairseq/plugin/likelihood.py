@@ -203,8 +203,7 @@ class LikelihoodTerm:
             rows, matrix = self.parts.table.operands(features)
             return rows, matrix, getattr(self.head, "bias", None)
         place = self.parts.output
-        bias = place.owner.bias if place.has_bias else None
-        return features, getattr(place.owner, place.name), bias
+        return features, place.matrix, place.bias
 
 
 class FullScores(LikelihoodTerm):

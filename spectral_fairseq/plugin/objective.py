@@ -167,9 +167,7 @@ class Inputs(OutputTable):
 
     def weight(self) -> Tensor:
         """See the base class."""
-        place = self.parts.output
-        weight: Tensor = getattr(place.owner, place.name)
-        return widened(weight)
+        return widened(self.parts.output.matrix)
 
     def prior(self) -> Tensor:
         """See the base class."""
