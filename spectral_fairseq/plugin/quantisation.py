@@ -8,7 +8,7 @@ its table.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Set, Tuple
+from typing import Any, List
 
 from fairseq.modules.quantization.pq.utils import get_layers
 from fairseq.modules.quantization.scalar.modules import IntLinear
@@ -56,26 +56,15 @@ def _check_layers(trainer: Any, patterns: List[str]) -> None:
             if isinstance(owner, (Table, Head)):
                 _refuse(name, f"a {type(owner).__name__}")
     replaced = {name: modules[name] for name in names if name in modules}
-    for flag, held in _held(trainer):
-        for name, module in replaced.items():
-            if held & {id(module), *map(id, module.parameters(recurse=False))}:
-                _refuse(name, flag)
+    for objective in objectives_in(trainer):
+        table = objective.control.table
+        for name, module in replaced.items() if table is not None else ():
+            if any(parameter is table for parameter in module.parameters(recurse=False)):
+                _refuse(name, objective.control.flag)
 
 
 def _refuse(name: str, ours: str) -> None:
     raise refusals.REPLACED_LAYERS.error(f"{_FLAG} that replaces {name}", ours)
-
-
-def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
-    """Flags, and the ids of the parameters or modules that they hold on to."""
-    for objective in objectives_in(trainer):
-        table = objective.control.table
-        if table is not None:
-            yield objective.control.flag, _ids([table])
-
-
-def _ids(held: Any) -> Set[int]:
-    return {id(tensor) for tensor in held}
 
 
 def _flag_of_own_scores(objective: Objective) -> str:
