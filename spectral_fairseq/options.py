@@ -40,6 +40,11 @@ from spectral_fairseq.errors import arguments_as_flags, check_range
 _KEY = "option"
 
 
+def flag_of(name: str) -> str:
+    """The flag of a field or an argument, such as ``--cosreg-weight`` of ``cosreg_weight``."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Option:
     """One option.
@@ -79,7 +84,7 @@ class Option:
     @property
     def flag(self) -> str:
         """The option as users type it, such as ``--cosreg-weight``."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def field(self) -> Any:
@@ -213,7 +218,6 @@ def check_ranges(values: Any, config: Type[Any]) -> None:
     for field in dataclasses.fields(config):
         declared: Optional[Option] = field.metadata.get(_KEY)
         if declared is not None:
-            flag = "--" + field.name.replace("_", "-")
-            with arguments_as_flags(value=flag):
+            with arguments_as_flags(value=flag_of(field.name)):
                 value = getattr(values, field.name)
                 dataclasses.replace(declared, type=kinds[field.name]).check(value)

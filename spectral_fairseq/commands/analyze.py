@@ -23,6 +23,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.formats import known
+from spectral_fairseq.options import flag_of
 
 if TYPE_CHECKING:
     from spectral_fairseq.analysis.api import Report
@@ -200,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
     return report(args, [Path(name) for name in args.checkpoints], "analyze")
 
 
-_FLAGS = {field.name: "--" + field.name.replace("_", "-") for field in fields(Options)}
+_FLAGS = {field.name: flag_of(field.name) for field in fields(Options)}
 
 
 @arguments_as_flags(dictionary="--dict", **_FLAGS)

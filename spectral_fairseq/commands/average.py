@@ -17,6 +17,7 @@ from spectral_fairseq.errors import (
     check_range,
     idle_flag,
 )
+from spectral_fairseq.options import flag_of
 
 DESCRIPTION = """\
 Average checkpoints of one training run, of this package or plain. A factored table is averaged
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
     """The files that the arguments name, of a folder's the newest first."""
-    for flag in ("num_epoch_checkpoints", "num_update_checkpoints"):
-        name, number = "--" + flag.replace("_", "-"), getattr(args, flag)
-        check_range(name, number, at_least=1, whole=True, optional=True)
+    for name in ("num_epoch_checkpoints", "num_update_checkpoints"):
+        number = getattr(args, name)
+        check_range(flag_of(name), number, at_least=1, whole=True, optional=True)
     inputs = [Path(name) for name in (*args.checkpoints, *args.inputs)]
     by_epoch = args.num_epoch_checkpoints is not None
     count: Optional[int] = args.num_epoch_checkpoints if by_epoch else args.num_update_checkpoints

@@ -25,6 +25,7 @@ from spectral_fairseq.errors import (
     clashing_flags,
 )
 from spectral_fairseq.files import check_directory, check_file, making_folder
+from spectral_fairseq.options import flag_of
 
 DESCRIPTION = """\
 Collapse the tables of a checkpoint of transformer_sc*, transformer_wn*, transformer_lm_sc* or
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args: argparse.Namespace) -> None:
     for name, formats in _ONLY.items():
         if getattr(args, name) is not None and args.to not in formats:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             wanted = f"--to {' or '.join(formats)} with {flag}"
             remedy = f"Remove {flag}, or choose another --to."
             raise ConfigurationError(wanted, f"--to {args.to}", remedy)

@@ -29,6 +29,7 @@ from spectral_fairseq.errors import (
     NoEquivalentError,
     NotFairseqError,
 )
+from spectral_fairseq.options import flag_of
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.plugin.transformer import SpectralTransformer
@@ -131,7 +132,7 @@ def check_known_elsewhere(checkpoint: Mapping[str, Any], wanted: str) -> None:
     _require_node(cfg, "model")
     _plain_arch(cfg)  # others, such as LSTMs, have some of these flags by default
     flags = by_name(cfg["model"])
-    found = ["--" + name.replace("_", "-") for name in _OF_FAIRSEQ_ALONE if flags.get(name)]
+    found = [flag_of(name) for name in _OF_FAIRSEQ_ALONE if flags.get(name)]
     if found:
         raise NoEquivalentError(wanted, f"one with {' and '.join(found)}", _FAIRSEQ_ALONE)
 

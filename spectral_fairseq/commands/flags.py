@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from spectral_fairseq.commands.importing import import_plugin
+from spectral_fairseq.options import flag_of
 
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
@@ -93,9 +94,7 @@ def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag
         choices: Any = getattr(field.type, "__members__", {}).values()
         if choices:
             text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
-        flags.append(
-            ListedFlag("--" + field.name.replace("_", "-"), default_text(field.default), text)
-        )
+        flags.append(ListedFlag(flag_of(field.name), default_text(field.default), text))
     return flags
 
 

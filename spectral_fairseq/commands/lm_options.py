@@ -11,6 +11,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from spectral_fairseq.commands.arguments import Rare, numbers
 from spectral_fairseq.errors import check_range, idle_flag
+from spectral_fairseq.options import flag_of
 
 VALIDATION = "valid"
 
@@ -353,9 +354,9 @@ def options_of(args: argparse.Namespace) -> EvaluationOptions:
         dynamic_decays="tune_dynamic_decay",
     )
     if tune and not args.tune:
-        flags = [action for action in vars(args) if action.startswith("tune_")]
-        given = [flag for flag in flags if getattr(args, flag) is not None]
-        raise idle_flag(" and ".join("--" + flag.replace("_", "-") for flag in given), "--tune")
+        of_search = (name for name in vars(args) if name.startswith("tune_"))
+        given = [flag_of(name) for name in of_search if getattr(args, name) is not None]
+        raise idle_flag(" and ".join(given), "--tune")
     return EvaluationOptions(
         subset=args.gen_subset,
         streams=args.streams,

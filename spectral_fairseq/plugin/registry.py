@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
 
-from spectral_fairseq.options import Option
+from spectral_fairseq.options import Option, flag_of
 
 
 def with_options(
@@ -41,8 +41,7 @@ def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) ->
 
 def flags_of(config: Type[FairseqDataclass]) -> Dict[str, str]:
     """The flag of each field, for :func:`spectral_fairseq.errors.arguments_as_flags`."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return {name: "--" + name.replace("_", "-") for name in names}
+    return {field.name: flag_of(field.name) for field in dataclasses.fields(config)}
 
 
 FillSizes = Callable[[Any], None]
