@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import (
+    checkpoint_settings,
+    data_folder_in,
+    name_in,
+)
 from spectral_fairseq.errors import DataError, check_enough, listed
 from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
 from spectral_fairseq.functional.word_counts import were_counted
@@ -154,7 +158,7 @@ def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
     They are languages and the mask of denoising, in the order in which fairseq appends them.
     """
     task = checkpoint_settings(checkpoint, "task")
-    name = str(task.get("_name") or task.get("task"))
+    name = str(name_in(task, "task"))
     pairs, languages = _languages_of_pairs(task), _listed(task.get("langs"))
     if name in _MASKING:
         return ["<mask>"]
@@ -264,7 +268,7 @@ def find_dictionary(
             sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} appended by its task"
             raise other_rows(rows, f"{table} in {path}", sizes)
         return words, "given"
-    recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]
+    recorded = data_folder_in(checkpoint_settings(checkpoint, "task"))
     folders = _training_folders(recorded, path)
     if not folders:
         return None, (

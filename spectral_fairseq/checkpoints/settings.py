@@ -195,3 +195,19 @@ def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, A
     if isinstance(stored, dict):
         return dict(stored)
     return dict(vars(stored)) if hasattr(stored, "__dict__") else {}
+
+
+def name_in(settings: Mapping[str, Any], kind: str) -> Any:
+    """What a checkpoint's settings choose: its task, arch or criterion; None if they do not say.
+
+    Args:
+        settings: a node that :func:`checkpoint_settings` gives. One of ``cfg`` has the choice under
+            ``_name``, an old ``args`` under the name of the flag.
+        kind: the flag: ``task``, ``arch`` or ``criterion``.
+    """
+    return settings.get("_name") or settings.get(kind)
+
+
+def data_folder_in(settings: Mapping[str, Any]) -> str:
+    """The first folder of the training's data, by the settings of its task; empty if not said."""
+    return str(settings.get("data") or "").split(":")[0]

@@ -155,13 +155,12 @@ def _to_folder(args: argparse.Namespace) -> Printed:
 
 def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
     """Refuse tasks that append their languages to the dictionaries of the training data."""
-    from spectral_fairseq.checkpoints.settings import checkpoint_settings
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 
     task = checkpoint_settings(checkpoint, "task")
     if task.get("lang_pairs"):
-        name = task.get("_name") or task.get("task")
         wanted = f"a model of one language pair, for --to {target}"
-        raise NoEquivalentError(wanted, f"one of --task {name}")
+        raise NoEquivalentError(wanted, f"one of --task {name_in(task, 'task')}")
 
 
 def _fill_huggingface(

@@ -21,7 +21,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
-from spectral_fairseq.checkpoints.settings import by_name
+from spectral_fairseq.checkpoints.settings import by_name, name_in
 from spectral_fairseq.commands.logit_check import LogitCheck, compare_logits, different_logits
 from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import (
@@ -151,8 +151,7 @@ def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
 
 
 def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
-    model = by_name(cfg["model"])
-    arch = model.get("_name") or model.get("arch")
+    arch = name_in(by_name(cfg["model"]), "arch")
     built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
     if built_by is None:
         remedy = "Check that this version of the package knows the architecture."
@@ -188,7 +187,7 @@ def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     if is_lm:
         return flags
     task = by_name(cfg["task"])
-    names = {"task": task.get("_name") or task.get("task"), "arch": plain_arch}
+    names = {"task": name_in(task, "task"), "arch": plain_arch}
     return {**task, **flags, **names}
 
 

@@ -16,7 +16,11 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import (
+    checkpoint_settings,
+    data_folder_in,
+    name_in,
+)
 from spectral_fairseq.commands.overrides import check_overrides
 from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import (
@@ -103,8 +107,7 @@ def load_language_model(
         if settings.get(flag[2:].replace("-", "_")):
             wanted = "a language model of the next token, whose text starts with </s>"
             raise UnsupportedError(wanted, f"one trained with {flag}", by_eval_lm(flag))
-    model_settings = checkpoint_settings(checkpoint, "model")
-    arch = str(model_settings.get("_name") or model_settings.get("arch"))
+    arch = str(name_in(checkpoint_settings(checkpoint, "model"), "arch"))
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
     model, task = load_model_and_task(path, data, overrides)
@@ -163,7 +166,7 @@ def load_model_and_task(path: Any, data: Any, overrides: Mapping[str, Any]) -> A
 
 
 def _remark(settings: Mapping[str, Any], words: Path) -> Optional[str]:
-    recorded = str(settings.get("data") or "").split(":")[0]
+    recorded = data_folder_in(settings)
     trained = Path(recorded) / "dict.txt"
     if not recorded or not os.path.isfile(trained) or sha256(trained) == sha256(words):
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
@@ -63,7 +63,7 @@ def read(path: Path) -> Stored:
         raise CheckpointError(wanted, shown[:300] or "nothing", "Save model.state_dict().")
     stored = Stored(str(path), tensors, unread, path)
     if of_fairseq:
-        return _of_training(stored, whole, model.get("_name") or model.get("arch"))
+        return _of_training(stored, whole, name_in(model, "arch"))
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
     return replace(stored, settings=padded, find_words=partial(_words_beside, state))
