@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from torch import Tensor
-
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
-from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file
+from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file, tensors_of
 from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.embeddings.entries import PADDING_ROW
@@ -51,7 +49,7 @@ def read(path: Path) -> Stored:
     unread: Mapping[str, Unread] = {}
     if of_fairseq:
         check_fairseq(whole, path, stored_bytes)
-        tensors = {name: one for name, one in whole["model"].items() if isinstance(one, Tensor)}
+        tensors = tensors_of(whole["model"])
     else:
         tensors, unread = state_dict_of(state)
     check_saved_whole(path, whole, tensors, {**common, **args})
