@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from spectral_fairseq.analysis.options import PROJECTIONS, SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_file
-from spectral_fairseq.commands.arguments import Rare, add_no_verify
+from spectral_fairseq.commands.arguments import (
+    Rare,
+    add_format,
+    add_no_progress,
+    add_no_verify,
+)
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.errors import (
@@ -58,12 +63,7 @@ def add_report_arguments(parser: argparse.ArgumentParser, metavar: str, named: s
     add("--all", action="store_true", help="print every measure, not only four beside the verdict")
     add("--out", metavar="DIR", help="write report.html, pictures and JSON to this folder")
     add("--overwrite", action="store_true", help="replace a report that is already in DIR")
-    add(
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="format of the printed figures",
-    )
+    add_format(parser)
     add(
         "--table",
         "--tensor",
@@ -89,7 +89,7 @@ def add_report_arguments(parser: argparse.ArgumentParser, metavar: str, named: s
     _add_predictions(
         parser.add_argument_group("predictions", "fairseq builds the model and runs it on data")
     )
-    add("--no-progress", action="store_true", help=Rare("show no progress bar (terminals only)"))
+    add_no_progress(parser)
     add_no_verify(parser)
 
 

@@ -25,6 +25,20 @@ def add_no_verify(parser: Any) -> None:
     )
 
 
+def add_format(parser: Any) -> None:
+    """Add the choice between text and JSON."""
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="format of what is printed"
+    )
+
+
+def add_no_progress(parser: Any) -> None:
+    """Add the flag that hides progress bars."""
+    parser.add_argument(
+        "--no-progress", action="store_true", help=Rare("show no progress bar (terminals only)")
+    )
+
+
 def numbers(text: str) -> Any:
     """The numbers in ``0.1,0.2``, as the ``type`` of an argument.
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any, Dict, List
 
 import spectral_fairseq
+from spectral_fairseq.commands.arguments import add_format
 from spectral_fairseq.commands.importing import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.errors import wrapped
@@ -187,7 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also each patch of fairseq with its reason, and what is refused",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
+    add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,12 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.arguments import Rare, add_no_verify
+from spectral_fairseq.commands.arguments import (
+    Rare,
+    add_format,
+    add_no_progress,
+    add_no_verify,
+)
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.lm_options import add_options, options_of
 from spectral_fairseq.commands.progress import StageBars
@@ -34,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
     add("data", metavar="DATA", help="folder of binarised data")
     add_options(parser)
-    add("--format", choices=("text", "json"), default="text", help="format of the printed figures")
-    add("--no-progress", action="store_true", help=Rare("show no progress bar (terminals only)"))
+    add_format(parser)
+    add_no_progress(parser)
     add(
         FLOAT32_PRODUCTS.flag,
         choices=FLOAT32_PRODUCTS.choices,

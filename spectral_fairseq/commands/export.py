@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.arguments import add_no_verify
+from spectral_fairseq.commands.arguments import add_format, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.shared import (
     check_output,
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--quantization", metavar="TYPE", help="type of the weights, such as int8 (ctranslate2)")
     add("--overwrite", action="store_true", help="replace OUT if it exists in that format")
-    add("--format", choices=("text", "json"), default="text", help="format of what is printed")
+    add_format(parser)
     add_no_verify(parser)
 
 

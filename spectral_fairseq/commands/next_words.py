@@ -8,7 +8,7 @@ import sys
 from typing import Any, Dict, Sequence
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.arguments import add_no_verify
+from spectral_fairseq.commands.arguments import add_format, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.predicted_words import compare_next_words
 from spectral_fairseq.commands.shared import text_with_sentences
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the end of each sentence)",
     )
     add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
-    add("--format", choices=("text", "json"), default="text", help="format of the output")
+    add_format(parser)
     add_no_verify(parser)
 
 
