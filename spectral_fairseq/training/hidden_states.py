@@ -247,6 +247,11 @@ class KeepsHiddenStates(LayerMixin):
         logits = super().forward(input)
         return logits if cap is None else softcapped(logits, cap)
 
+    def beyond_plain(self) -> str:
+        """The cap, or what the mixins behind this one say."""
+        cap = getattr(self, "softcap", None)
+        return super().beyond_plain() if cap is None else f"logits with the cap {cap:g}"
+
     def recorded(self) -> Dict[str, Any]:
         """The cap, which is a part of the model."""
         cap = getattr(self, "softcap", None)

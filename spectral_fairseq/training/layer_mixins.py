@@ -49,6 +49,10 @@ class LayerMixin(nn.Module):
         """What the settings of a saved model say of it, as JSON; nothing of what only trains."""
         return {}
 
+    def beyond_plain(self) -> str:
+        """What the layer computes that no plain layer does, for messages; empty for nothing."""
+        return ""
+
     def plain_entries(self, dense: Callable[[Any], Tensor]) -> Dict[str, Tensor]:  # noqa: ARG002
         """The entries of a state dict by which a plain layer computes the same.
 
@@ -87,6 +91,11 @@ def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[LayerMixin], .
 def forward_of(layer: nn.Module) -> Any:
     """The forward pass of a layer's class, without mixins."""
     return _parts(layer)[0].forward
+
+
+def beyond_plain(layer: Any) -> str:
+    """What a layer, with mixins or without, computes that no plain layer does; mostly nothing."""
+    return layer.beyond_plain() if isinstance(layer, LayerMixin) else ""
 
 
 def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:

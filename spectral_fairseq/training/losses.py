@@ -22,7 +22,7 @@ from spectral_fairseq.training.adapters import is_of_peft, with_adapters
 from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables_off
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import is_split
-from spectral_fairseq.training.layer_mixins import forward_of, put_on, take_off
+from spectral_fairseq.training.layer_mixins import beyond_plain, forward_of, put_on, take_off
 from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
@@ -267,11 +267,11 @@ def check_has_plain_form(model: nn.Module) -> None:
         UnsupportedError: it has a mixture or a soft cap.
     """
     for layer in model.modules():
-        capped = "softcap" in layer.__dict__ and isinstance(layer, KeepsHiddenStates)
-        if capped or isinstance(layer, MixtureLayer):
+        found = beyond_plain(layer)
+        if found:
             raise UnsupportedError(
                 "a model that a plain one can stand for",
-                f"logits with the cap {layer.softcap:g}" if capped else "a mixture of softmaxes",
+                found,
                 "Save it as it is, and do the same to a new model: mixture_ before its weights "
                 "are loaded, fused_loss_ afterwards.",
             )

@@ -21,6 +21,10 @@ class MixtureLayer(LayerMixin):
         scores: Tensor = self.mixture(input)
         return scores
 
+    def beyond_plain(self) -> str:
+        """The mixture."""
+        return "a mixture of softmaxes"
+
     def recorded(self) -> Dict[str, Any]:
         """The kind of the mixture and its options."""
         made = self.mixture

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
-from spectral_fairseq.training.mixture_layer import MixtureLayer
+from spectral_fairseq.training.layer_mixins import beyond_plain
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.token_loss import TokenLoss
 
@@ -185,7 +185,7 @@ class WatchedOutput:
         layer: Any = output_layer(self.model)
         if not isinstance(layer, KeepsHiddenStates):
             return
-        if isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
+        if beyond_plain(layer):
             raise UnsupportedError(
                 "an output layer whose scores are W h + b, for a trainer of TRL",
                 "a mixture or a soft cap, which is left out of all that the trainer computes from "

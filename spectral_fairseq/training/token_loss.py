@@ -44,6 +44,7 @@ from spectral_fairseq.training.expert_losses import ExpertLosses
 from spectral_fairseq.training.factored_layers import entries_of, operands
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
+from spectral_fairseq.training.layer_mixins import beyond_plain
 from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.penalties import TablePenalty
@@ -292,8 +293,7 @@ class TokenLoss:
         if not (trained.training and torch.is_grad_enabled()):
             return
         hands_on = isinstance(layer, KeepsHiddenStates)
-        is_more = isinstance(layer, MixtureLayer) or (hands_on and "softcap" in layer.__dict__)
-        if self.has_terms or is_more:
+        if self.has_terms or beyond_plain(layer):
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
                 f"logits that {type(layer).__name__}.forward did not make"
