@@ -25,22 +25,27 @@ def never_called(hook: str, trainer: Any) -> UnsupportedError:
     )
 
 
-def measures_of(model: Any, is_first: bool) -> Dict[str, float]:
-    """The measures of the output table, also where a method of this package is on it.
+def measures_of(model: Any, loss: Optional[TokenLoss], is_first: bool) -> Dict[str, float]:
+    """What is logged of a step: the measures of the output table, and the means of the loss.
+
+    Every worker has to call this.
 
     Args:
-        model: or its table.
-        is_first: whether this is the worker that logs; the others put a split table together too.
+        model: or its table; a method of this package may be on it.
+        loss: with which it is trained, if that is one of this package.
+        is_first: whether this is the worker that logs; the others get nothing.
     """
     try:
         table: Any = model if isinstance(model, Tensor) else whole_weight(model)
     except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
         table = model
+    means = {} if loss is None else loss.means(of_all_workers=True)
     if not is_first:
         return {}
     from spectral_fairseq.analysis import training_measures
 
-    return {f"table/{name}": value for name, value in training_measures(table).items()}
+    measures = {f"table/{name}": value for name, value in training_measures(table).items()}
+    return {**measures, **means}
 
 
 def loss_of(model: Any) -> Optional[TokenLoss]:
@@ -60,6 +65,10 @@ class CallbackBase(_Framework):  # type: ignore[misc]
     measure_every: int
     plain_at_end: bool
     _takes_model: bool
+
+    def is_measured(self, step: int) -> bool:
+        """Whether what is logged is measured after a step."""
+        return bool(self.measure_every) and step % self.measure_every == 0
 
     def take(self, model: Any) -> None:
         """Bind the control to the model that is trained, or see that it is.

@@ -107,14 +107,12 @@ class InLightning(CallbackBase):
             if self._rate is None:
                 raise never_called("on_before_optimizer_step", trainer)
             self.control.step(self._rate)
-        due = self.measure_every and self._steps % self.measure_every == 0
-        if due:
+        if self.is_measured(self._steps):
             model = _model_in(pl_module)
             table = model if self.control is None else joined(self.control.weight)
             is_first = trainer.is_global_zero and bool(trainer.loggers)
-            measures, loss = measures_of(table, is_first), loss_of(model)
-            measures.update({} if loss is None else loss.means(of_all_workers=True))
-            for logger in trainer.loggers if is_first and measures else ():
+            measures = measures_of(table, loss_of(model), is_first)
+            for logger in trainer.loggers if measures else ():
                 logger.log_metrics(measures, step=self._steps)
 
     def state_dict(self) -> Dict[str, Any]:

@@ -181,12 +181,9 @@ class InTrainer(CallbackBase):
         """Measure the table if that is due."""
         if self.control is not None and not self._is_called:
             raise never_called("on_optimizer_step", self.trainer)
-        due = self.measure_every and state.global_step % self.measure_every == 0
-        if not due:
+        if not self.is_measured(state.global_step):
             return
-        measures = measures_of(model, state.is_world_process_zero)
-        loss = self._loss(model)
-        measures.update({} if loss is None else loss.means(of_all_workers=True))
+        measures = measures_of(model, self._loss(model), state.is_world_process_zero)
         if not state.is_world_process_zero:
             return
         if control.should_log:  # Trainer logs the loss of this step next
