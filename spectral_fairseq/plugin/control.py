@@ -21,7 +21,7 @@ from spectral_fairseq.methods.control import CENTERING, DECAY, ControlRule
 from spectral_fairseq.methods.penalties import svd_tables
 from spectral_fairseq.options import Option, arguments, flags_by_argument
 from spectral_fairseq.plugin.find import output_matrix
-from spectral_fairseq.plugin.objective import Inputs, Parts
+from spectral_fairseq.plugin.objective import DecoderTable, Parts
 
 SVD_INTERVAL = Option(
     "svd_interval",
@@ -107,7 +107,7 @@ class ControlledTables:
         if not self.svd_interval:
             return ()
         with arguments_as_flags(weight=SVD_INTERVAL.flag):
-            return svd_tables(Inputs(self._parts))
+            return svd_tables(DecoderTable(self._parts))
 
     def check(self) -> None:
         """Refuse a model whose tables cannot be controlled, before training starts.

@@ -47,7 +47,7 @@ from spectral_fairseq.plugin.objective import (
     A_PENALTY,
     PENALTY_FLAGS,
     TERM_NAMES,
-    Inputs,
+    DecoderTable,
     Parts,
     Penalties,
     Term,
@@ -59,7 +59,7 @@ from spectral_fairseq.plugin.registry import with_options
 from spectral_fairseq.plugin.spectrum_control import with_method
 from spectral_fairseq.plugin.spectrum_log import (
     LOG_SPECTRUM_INTERVAL,
-    TABLES,
+    TABLES_MEASURED,
     SpectrumLog,
     reduce_spectrum,
 )
@@ -229,7 +229,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for inner, objective in zip(models, bound):
             objective.penalties.check(inner)
             objective.control.check()
-            self.log_spectrum.check(Inputs(objective.parts))
+            self.log_spectrum.check(DecoderTable(objective.parts))
             objective.likelihood.check()
 
     def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:
@@ -252,7 +252,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if not model.training:
             computed = bound.reported(model, sample, reduce)
             log = self._logging_output(computed, model, sample)
-            log.update(self.log_spectrum(Inputs(bound.parts), self.num_updates))
+            log.update(self.log_spectrum(DecoderTable(bound.parts), self.num_updates))
             return computed.loss, log["sample_size"], log
         computed = bound.likelihood(model, sample, reduce)
         log = self._logging_output(computed, model, sample)
@@ -314,7 +314,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             for name in ("loss", "nll_loss"):
                 metrics.log_scalar(name, None, 0)
         reduce_terms(logging_outputs, TERM_NAMES)
-        if any(TABLES in log for log in logging_outputs):
+        if any(TABLES_MEASURED in log for log in logging_outputs):
             reduce_spectrum(logging_outputs)
 
 

@@ -142,8 +142,8 @@ class Parts:
         return find.output_place(self.decoder, self.words.rows)
 
 
-class Inputs(OutputTable):
-    """The output table of a fairseq model at one update.
+class DecoderTable(OutputTable):
+    """The output table of a fairseq decoder at one update.
 
     Args:
         parts: of the model.
@@ -246,8 +246,8 @@ class Penalties:
             penalty.name: penalty.for_words(self._flags, parts.words) for penalty in self._active
         }
         self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
-        inputs = Inputs(parts)
-        self._lazy = [penalty for penalty in self._active if penalty.lazy(inputs)]
+        table = DecoderTable(parts)
+        self._lazy = [penalty for penalty in self._active if penalty.lazy(table)]
         self._each_update = [penalty for penalty in self._active if penalty not in self._lazy]
         self._last: Optional[List[Term]] = None if self._lazy else []
 
@@ -267,11 +267,11 @@ class Penalties:
         """
         if not self._active:
             return []
-        inputs = Inputs(self._parts)
-        due = self._terms(self._each_update, inputs)
+        table = DecoderTable(self._parts)
+        due = self._terms(self._each_update, table)
         if updates % self._interval:
             return due
-        lazy = self._terms(self._lazy, inputs)
+        lazy = self._terms(self._lazy, table)
         self._last = [term._replace(value=term.value.detach()) for term in lazy]
         return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
 
@@ -287,10 +287,10 @@ class Penalties:
         try:
             for table in tables:
                 table.eval()  # a spectral-norm table goes on with its iteration in training
-            inputs, terms = Inputs(self._parts), []
+            output, terms = DecoderTable(self._parts), []
             for penalty in self._active:
                 with torch.enable_grad(), arguments_as_flags(weight=penalty.weight.flag):
-                    terms += self._terms([penalty], inputs)
+                    terms += self._terms([penalty], output)
         finally:
             for table, was in zip(tables, training):
                 table.train(was)
@@ -310,15 +310,15 @@ class Penalties:
             ConfigurationError: the model lacks what a penalty needs.
         """
         if self._last is None:
-            self._last = self._terms(self._lazy, Inputs(self._parts))
+            self._last = self._terms(self._lazy, DecoderTable(self._parts))
         return self._last
 
-    def _terms(self, penalties: Iterable[Penalty], inputs: Inputs) -> List[Term]:
+    def _terms(self, penalties: Iterable[Penalty], table: DecoderTable) -> List[Term]:
         return [
             Term(
                 penalty.name,
                 penalty.factor(self._flags),
-                penalty.of(inputs, self._options[penalty.name]),
+                penalty.of(table, self._options[penalty.name]),
             )
             for penalty in penalties
         ]

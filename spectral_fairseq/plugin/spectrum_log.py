@@ -21,7 +21,7 @@ from spectral_fairseq.functional.spectra import singular_values_of_gram
 from spectral_fairseq.methods.penalties import output_table
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.find import is_trained
-from spectral_fairseq.plugin.objective import Inputs
+from spectral_fairseq.plugin.objective import DecoderTable
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LOG_SPECTRUM_INTERVAL = Option(
 )
 
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
-TABLES = "tables_measured"
+TABLES_MEASURED = "tables_measured"
 _PREFIX = "table_"
 
 
@@ -49,7 +49,7 @@ class SpectrumLog:
             WeakKeyDictionary()
         )
 
-    def check(self, inputs: Inputs) -> None:
+    def check(self, table: DecoderTable) -> None:
         """Refuse a model without a single output table, before training starts.
 
         A warning says so where the table is not trained, so that its measures stay the same.
@@ -59,8 +59,8 @@ class SpectrumLog:
         """
         if self.interval:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.flag):
-                inputs.get(output_table)
-            if not is_trained(inputs.decoder, inputs.words.rows):
+                table.get(output_table)
+            if not is_trained(table.decoder, table.words.rows):
                 logger.warning(
                     "%s measures an output table that is not trained: its measures stay the same",
                     LOG_SPECTRUM_INTERVAL.flag,
@@ -85,25 +85,25 @@ class SpectrumLog:
             raise refusals.CHECKPOINT_METRIC.error(found, f"--best-checkpoint-metric {name}")
 
     @torch.no_grad()
-    def __call__(self, inputs: Inputs, now: int) -> Dict[str, float]:
+    def __call__(self, table: DecoderTable, now: int) -> Dict[str, float]:
         """Entries of a logging output after so many updates: the measures if they are due."""
         if not self.interval:
             return {}
-        before, entries = self._latest.get(inputs.decoder, (-math.inf, {}))
+        before, entries = self._latest.get(table.decoder, (-math.inf, {}))
         if now == before:  # another batch of the same validation, maybe of another subset
             return dict(entries)
         if now - before < self.interval:
             return {}
         entries = {name: math.nan for name in _names()}
         try:
-            entries = self._measured(*inputs.get(output_table))
+            entries = self._measured(*table.get(output_table))
         except Exception as error:  # what is only logged ends no training
             if not self._warned:
-                name = inputs.parts.model_name
+                name = table.parts.model_name
                 logger.warning("the spectrum of the output table of %s is nan: %s", name, error)
             self._warned = True
-        entries[TABLES] = 1
-        self._latest[inputs.decoder] = now, entries
+        entries[TABLES_MEASURED] = 1
+        self._latest[table.decoder] = now, entries
         return dict(entries)
 
     def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:
@@ -125,7 +125,7 @@ def _names() -> List[str]:
 
 def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:
     """Show the measures; a logging output of at least one worker has them."""
-    measured = sum(log.get(TABLES, 0) for log in logging_outputs)
+    measured = sum(log.get(TABLES_MEASURED, 0) for log in logging_outputs)
     keys = {key for log in logging_outputs for key in log if key.startswith(_PREFIX)}
     for key in sorted(keys):
         total = sum(log.get(key, 0) for log in logging_outputs)
