@@ -7,6 +7,7 @@ rates, batches and the optimiser belong to a recipe: see examples/lm_ptb and exa
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import logging
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
@@ -141,7 +142,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         shared = not options.untied_output
         look_up = options
         if not shared and str(options.embedding_tables) == "output":
-            look_up = type(options)(**{**vars(options), "embedding_type": "plain"})
+            look_up = Namespace(**{**vars(options), "embedding_type": "plain"})
         table = build_table(look_up, dictionary, dim, init_range=INIT_RANGE)
         with arguments_as_flags(**ARGUMENT_FLAGS, **flags_of(AWDLSTMConfig)):
             network = AWDLSTM(

@@ -19,6 +19,8 @@ from spectral_fairseq.lm.averaged_sgd import AveragedSGD
 from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
 from spectral_fairseq.options import option
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class NTASGDConfig(FairseqDataclass):
@@ -94,9 +96,6 @@ def _update_copy(optimizer: FairseqOptimizer) -> None:
     # FP16Optimizer trains a float32 copy of the parameters, which the model does not see.
     if hasattr(optimizer, "_sync_fp32_params_to_fp16"):
         optimizer._sync_fp32_params_to_fp16()
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
