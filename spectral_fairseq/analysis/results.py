@@ -17,6 +17,7 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
+from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.formats.counts import Counts, read_counts, with_counts
@@ -32,7 +33,6 @@ from spectral_fairseq.options import arguments
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
-ORIGINS = ("fairseq", "model", "vectors")
 # Flags of any criterion that control a table, off where they are 0.
 _CONTROLS = ("spectrum_weight", "spectrum_decay", "table_centering")
 
@@ -66,17 +66,7 @@ def analyse_model(
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
     choice = choose(opened, table)
-    rows, _ = choice.shape
-    words, remark = words_of(opened, choice.names[0], rows, dictionary)
-    if words is not None:  # what the settings say of padding counts whatever its token is called
-        padding = [row for row in opened.uncounted if row < rows]
-        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
-    if counts is not None:
-        if isinstance(counts, (str, os.PathLike)):
-            word_counts, source = read_counts(Path(counts)), str(counts)
-        else:
-            word_counts, source = counts, "the given counts"
-        words = with_counts(words, word_counts, rows, source, opened.uncounted)
+    words, remark = _words_of_rows(opened, choice, dictionary, counts)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
@@ -117,6 +107,31 @@ def analyse_model(
     return Analysed(result, measured)
 
 
+def _words_of_rows(
+    opened: Stored,
+    choice: Choice,
+    dictionary: Optional[Union[str, Path]],
+    counts: Optional[Union[str, Path, Counts]],
+) -> Tuple[Optional[WordList], str]:
+    """The words of a table's rows with their counts, as far as they are known.
+
+    Returns:
+        The words or None, and a sentence on which dictionary was chosen.
+    """
+    rows, _ = choice.shape
+    words, remark = words_of(opened, choice.names[0], rows, dictionary)
+    if words is not None:  # what the settings say of padding counts whatever its token is called
+        padding = [row for row in opened.uncounted if row < rows]
+        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
+    if counts is None:
+        return words, remark
+    if isinstance(counts, (str, os.PathLike)):
+        word_counts, source = read_counts(Path(counts)), str(counts)
+    else:
+        word_counts, source = counts, "the given counts"
+    return with_counts(words, word_counts, rows, source, opened.uncounted), remark
+
+
 def _is_language_model(opened: Stored) -> bool:
     """Whether the model is known to be a decoder alone: it has numbered layers and no encoder."""
     parts = [name.split(".") for name in opened.tensors]
@@ -139,7 +154,7 @@ def _trained_with(checkpoint: Mapping[str, Any], table: StoredTable) -> List[str
 
 
 def _origin(opened: Stored, choice: Choice) -> str:
-    """One of :data:`ORIGINS`: what the words of a report may take for granted."""
+    """``fairseq``, ``model`` or ``vectors``; see ``wording.py``, Note [Origins]."""
     if opened.checkpoint:
         return "fairseq"
     return "model" if choice.is_known or opened.arch is not None else "vectors"
