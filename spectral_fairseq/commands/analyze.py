@@ -271,13 +271,7 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
 def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
-    from spectral_fairseq.commands.nbest import (
-        ORDERS,
-        bleu_details,
-        check_tokenizer,
-        nbest_bleu,
-        read_generated,
-    )
+    from spectral_fairseq.commands.nbest import check_tokenizer, read_generated
 
     labels = labels_for(paths)
     # What can fail does so before any long work.
@@ -308,22 +302,33 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
         for index, path in enumerate(paths):
             steps = progress(index)
             if args.data:
-                from spectral_fairseq.commands.predictions import measure_outputs
-
-                # The spectrum of the collected rows comes after the last of them.
-                steps.begin("predictions", 1.3 * args.tokens)
-                measures, details = measure_outputs(
-                    path,
-                    args.data,
-                    args.gen_subset,
-                    args.tokens,
-                    steps.advance,
-                )
-                report.extend(index, measures, outputs=details)
+                _add_outputs(report, index, path, args, steps)
             if nbest:
-                steps.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
-                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=steps)
-                details = bleu_details(nbest[index], signature, args.nbest[index])
-                report.extend(index, scores, nbest=details)
+                _add_nbest(report, index, nbest[index], args, steps)
             steps.end()
     return report
+
+
+def _add_outputs(
+    report: Report, index: int, path: Path, args: argparse.Namespace, steps: CheckpointBar
+) -> None:
+    """Add the measures of what a model computes on ``--data``."""
+    from spectral_fairseq.commands.predictions import measure_outputs
+
+    # The spectrum of the collected rows comes after the last of them.
+    steps.begin("predictions", 1.3 * args.tokens)
+    measures, details = measure_outputs(
+        path, args.data, args.gen_subset, args.tokens, steps.advance
+    )
+    report.extend(index, measures, outputs=details)
+
+
+def _add_nbest(
+    report: Report, index: int, contexts: Any, args: argparse.Namespace, steps: CheckpointBar
+) -> None:
+    """Add the measures of a model's translations in ``--nbest``."""
+    from spectral_fairseq.commands.nbest import ORDERS, bleu_details, nbest_bleu
+
+    steps.begin("BLEU of the n best", len(ORDERS) * len(contexts))
+    scores, signature = nbest_bleu(contexts, args.nbest_tokenize, progress=steps)
+    report.extend(index, scores, nbest=bleu_details(contexts, signature, args.nbest[index]))
