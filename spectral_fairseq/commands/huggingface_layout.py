@@ -95,29 +95,13 @@ def translation_layout(model: Any, flags: Dict[str, Any]) -> Layout:
         NoEquivalentError: ``transformers`` has no model that computes the same.
     """
     encoder, decoder = _Side(model.encoder), _Side(model.decoder)
-    _refuse(encoder.problems() + decoder.problems())
-    if any(side.before != side.final for side in (encoder, decoder)):
-        _refuse(["--no-decoder-final-norm"])
-    kinds = {(side.before, side.embedding_norm, side.sinusoidal) for side in (encoder, decoder)}
-    if len(kinds) > 1 or encoder.scaled != decoder.scaled:
-        _refuse(["an encoder and a decoder of different kinds"])
-    before, embedding_norm, sinusoidal = kinds.pop()
-    if not embedding_norm and not sinusoidal:
-        _refuse(["learned positions without --layernorm-embedding"])
-    width = model.decoder.embed_tokens.embedding_dim
-    if model.encoder.embed_tokens.embedding_dim != width or model.decoder.project_in_dim:
-        _refuse(["encoder, decoder and embeddings of different sizes"])
-    if embedding_norm:
-        name = "MBart" if before else "Bart"
-    else:
-        name = "M2M100" if before else "FSMT"
-
+    name = _translation_class(encoder, decoder)
     source, target = model.encoder.embed_tokens.weight, model.decoder.embed_tokens.weight
     output = model.decoder.output_projection.weight
     tied = source is target and output is target
     limit = max(model.encoder.max_source_positions, model.decoder.max_target_positions)
     config = {
-        "d_model": width,
+        "d_model": target.size(1),
         "scale_embedding": encoder.scaled,
         "max_position_embeddings": limit,
         "tie_word_embeddings": tied,
@@ -141,11 +125,34 @@ def translation_layout(model: Any, flags: Dict[str, Any]) -> Layout:
     config["vocab_size"] = len(target)
     tensors["lm_head.weight"] = tensors.pop("model.decoder.output_projection.weight")
     tensors["model.shared.weight"] = target
-    if embedding_norm:
+    if encoder.embedding_norm:
         for key, side in (("encoder", encoder), ("decoder", decoder)):
             tensors[f"model.{key}.embed_positions.weight"] = side.table(limit + 2)
         tensors["final_logits_bias"] = torch.zeros(1, len(target))
     return Layout(name, config, tensors)
+
+
+def _translation_class(encoder: _Side, decoder: _Side) -> str:
+    """The prefix of the classes of a translation model; see Note [Which layout].
+
+    Raises:
+        NoEquivalentError: there are none for such an encoder and a decoder.
+    """
+    _refuse(encoder.problems() + decoder.problems())
+    if any(side.before != side.final for side in (encoder, decoder)):
+        _refuse(["--no-decoder-final-norm"])
+    kinds = {(side.before, side.embedding_norm, side.sinusoidal) for side in (encoder, decoder)}
+    if len(kinds) > 1 or encoder.scaled != decoder.scaled:
+        _refuse(["an encoder and a decoder of different kinds"])
+    before, embedding_norm, sinusoidal = kinds.pop()
+    if not embedding_norm and not sinusoidal:
+        _refuse(["learned positions without --layernorm-embedding"])
+    widths = {side.module.embed_tokens.embedding_dim for side in (encoder, decoder)}
+    if len(widths) > 1 or decoder.module.project_in_dim:
+        _refuse(["encoder, decoder and embeddings of different sizes"])
+    if embedding_norm:
+        return "MBart" if before else "Bart"
+    return "M2M100" if before else "FSMT"
 
 
 def language_layout(model: Any, flags: Dict[str, Any]) -> Layout:
