@@ -305,32 +305,8 @@ def _projections(
         last = max(int(checkpoint.measured.projection_rank.max()) for checkpoint in analysed)
         drawn = None
         for axes, checkpoint, analysed_model in zip(grid.flat, checkpoints, analysed):
-            # Each on a scale of its own: tables of other models differ by orders of magnitude.
-            limit = 1.05 * float(analysed_model.measured.projection.abs().max()) or 1.0
-            # Frequent words are few, so they are drawn last, above the others.
-            order = analysed_model.measured.projection_rank.argsort(descending=True)
-            rank = analysed_model.measured.projection_rank[order].tolist()
-            x, y = analysed_model.measured.projection[order].t().tolist()
-            # Rasterised: thousands of marks would make the SVG heavy.
-            drawn = axes.scatter(
-                x,
-                y,
-                c=rank,
-                cmap=colours,
-                s=7,
-                linewidths=0,
-                rasterized=True,
-                norm=_rank_scale(last),
-            )
-            for size, colour in ((5, GROUND), (2, ORIGIN)):
-                axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
-            axes.set(
-                title=_literal(checkpoint["label"]),
-                aspect="equal",
-                xlim=(-limit, limit),
-                ylim=(-limit, limit),
-                xlabel=f"{direction} 1",
-            )
+            drawn = _scatter(axes, analysed_model, colours, last)
+            axes.set(title=_literal(checkpoint["label"]), xlabel=f"{direction} 1")
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{direction} 2")
         bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
@@ -353,6 +329,37 @@ def _projections(
         f"{centres}."
     )
     return Picture("projection", "Words in two dimensions", alt, draw)
+
+
+def _scatter(axes: Any, analysed_model: Analysed, colours: Any, last: int) -> Any:
+    """Draw the words of one model and the origin; return the marks, for a colour bar.
+
+    Args:
+        axes: of the model.
+        analysed_model: with the points.
+        colours: from frequent words to rare ones.
+        last: the rank at their end.
+    """
+    points, ranks = analysed_model.measured.projection, analysed_model.measured.projection_rank
+    # Each on a scale of its own: tables of other models differ by orders of magnitude.
+    limit = 1.05 * float(points.abs().max()) or 1.0
+    # Frequent words are few, so they are drawn last, above the others.
+    order = ranks.argsort(descending=True)
+    x, y = points[order].t().tolist()
+    drawn = axes.scatter(
+        x,
+        y,
+        c=ranks[order].tolist(),
+        cmap=colours,
+        s=7,
+        linewidths=0,
+        rasterized=True,  # thousands of marks would make the SVG heavy
+        norm=_rank_scale(last),
+    )
+    for size, colour in ((5, GROUND), (2, ORIGIN)):
+        axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
+    axes.set(aspect="equal", xlim=(-limit, limit), ylim=(-limit, limit))
+    return drawn
 
 
 def _rank_scale(last: int) -> Any:
