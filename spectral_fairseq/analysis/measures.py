@@ -105,8 +105,8 @@ def _named(facts: TableFacts, places: Tensor) -> List[Dict[str, Any]]:
 def _dominant_row(facts: TableFacts) -> Optional[Dict[str, Any]]:
     """The row that makes up half or more of the first direction of the centred table, if one does.
 
-    That direction has to stand out of a random table's for this to mean anything, and the row to
-    be twice as long as any other, each minus the mean row.
+    For this to mean anything, that direction has to exceed what a random table has, and the row has
+    to be twice as long as any other, each minus the mean row.
     """
     first = float(facts.centred_sigma[0])
     if first <= BEYOND * facts.centred_edge:

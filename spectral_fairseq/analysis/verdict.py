@@ -1,4 +1,4 @@
-"""What stands out of one table, by bounds that compare it with a random one.
+"""What stands out in one table, by bounds that compare it with a random one.
 
 Note [Bounds of the verdict]
 ----------------------------
@@ -34,7 +34,7 @@ STANDS_OUT = 2.0
 
 
 class Finding(enum.Enum):
-    """What stands out most of a table; ``wording.py`` has the sentence for each."""
+    """What stands out most in a table; ``wording.py`` has the sentence for each."""
 
     NARROW_CONE = enum.auto()
     COMMON_DIRECTION = enum.auto()
@@ -46,7 +46,7 @@ class Finding(enum.Enum):
 
 
 class Findings(NamedTuple):
-    """What stands out of one table.
+    """What stands out in one table.
 
     Attributes:
         shared: whether the words share a direction.
@@ -63,7 +63,7 @@ class Findings(NamedTuple):
 
 
 def findings_of(checkpoint: Mapping[str, Any]) -> Findings:
-    """What stands out of one table of the document: Note [Bounds of the verdict]."""
+    """What stands out in one table of the document: Note [Bounds of the verdict]."""
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     common = max(measures["mean_share"] ** 2, measures["mean_cosine"])

@@ -34,7 +34,7 @@ from spectral_fairseq.functional.row_blocks import check_finite
 def with_tensors(checkpoint: Dict[str, Any], changed: Mapping[str, Tensor]) -> Dict[str, Any]:
     """A fairseq checkpoint with other tensors in its model, without what belongs to the old ones.
 
-    That are the optimiser's moments and the moving average of the weights.
+    The optimiser's moments and the moving average of the weights are left out.
     """
     left = {**checkpoint, "model": {**checkpoint["model"], **changed}}
     left.pop("last_optimizer_state", None)

@@ -370,6 +370,11 @@ def options_of(args: argparse.Namespace) -> EvaluationOptions:
 
 
 def _given(args: argparse.Namespace, **arguments: str) -> Dict[str, Any]:
-    """Of a class's fields those that the command line gives; each by the name of its argument."""
+    """Field -> value, of the fields whose arguments the command line gives.
+
+    Args:
+        args: the command line.
+        **arguments: the argument of each field.
+    """
     values = {field: getattr(args, name) for field, name in arguments.items()}
     return {field: value for field, value in values.items() if value is not None}

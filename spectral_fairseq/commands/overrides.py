@@ -34,6 +34,6 @@ def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any])
             near = difflib.get_close_matches(name, sorted(known), n=3)
             raise ConfigurationError(
                 "--model-overrides of settings that the checkpoint has",
-                f"{name!r}, which it has not",
+                f"{name!r}, which it does not have",
                 f"Did you mean {' or '.join(near)}?" if near else "Correct or drop it.",
             )

@@ -121,8 +121,8 @@ def stored_form(
         name: stands for the matrix in the message.
 
     Raises:
-        CheckpointError: a kind that is not exact comes near only, or does not say how a table of
-            these shapes is made.
+        CheckpointError: a kind that is not exact and only comes near, or that does not say how a
+            table of these shapes is made.
     """
     with torch.random.fork_rng(devices=[]):
         table = kind.rebuilt(like, PADDING_ROW).double()

@@ -117,8 +117,8 @@ class Table(nn.Module):
         undecayed: names of parameters that weight decay should leave alone, because W is linear in
             another parameter, whose decay is that of W.
         starts_from_counts: whether a new table depends on how often the words occur.
-        exact: whether :meth:`factor` gives any matrix to float precision. Where it gives the
-            nearest of some only, nothing is replaced by that in silence.
+        exact: whether :meth:`factor` gives any matrix to float precision. Where it only comes near
+            to some of them, these are refused rather than replaced in silence.
 
     A kind whose :attr:`options` change the shapes of its entries declares :meth:`stored_shape` and
     :meth:`rebuilt`, by which files are read, exported and averaged.
@@ -224,7 +224,7 @@ class Table(nn.Module):
         """:meth:`factor` of a matrix, shape (N, d), that this table can equal.
 
         Raises:
-            CheckpointError: the kind is not :attr:`exact`, and comes near only.
+            CheckpointError: the kind is not :attr:`exact`, and only comes near.
             DataError: infinity or NaN in ``weight``.
         """
         entries = self.factor(weight)

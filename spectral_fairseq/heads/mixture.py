@@ -151,7 +151,7 @@ class MixtureHead(Head):
         return latent.view(list(latent.shape[:-1]) + [self.components, self.context_dim])
 
     def checked_loss(self, features: Tensor, targets: Tensor, **options: Any) -> Losses:
-        """Return the loss of a mixture, which holds neither tokens x N nor tokens x K x N."""
+        """Return the loss of a mixture, without tokens x N or tokens x K x N scores in memory."""
         if not self.normalised:
             options.pop("z_loss")
         if self.locked_dim is None:

@@ -10,10 +10,10 @@ c = .2 sqrt(max(A, B)) (``match_rms_adamw``, https://arxiv.org/abs/2502.16982) a
 one of Adam, so a rate that was tuned for Adam is kept; c = sqrt(max(1, A / B)) is ``original``. The
 steps are those of torch's own ``torch.optim.Muon``, which torch has from version 2.9 on.
 
-A row of a table has a gradient only where its word occurs: a step of equal size in all directions
-is none that a table should take, nor an output layer, which is one. As in fairseq's Adam, eps is
-added to the root of the second moment before its bias is corrected, and weight decay is decoupled
-from the gradient (AdamW).
+A row of a table has a gradient only where its word occurs. So a table, such as that of the output
+layer, should not take a step of equal size in all directions. As in fairseq's Adam, eps is added to
+the root of the second moment before its bias is corrected, and weight decay is decoupled from the
+gradient (AdamW).
 
 Flags: ``--muon-momentum`` 0.95, ``--muon-adjust-lr`` match_rms_adamw,
     ``--adam-betas`` (0.9, 0.999), ``--adam-eps`` 1e-08, ``--weight-decay`` 0.

@@ -111,7 +111,8 @@ def _size(encoded: Any) -> int:
 def attentions_over_encoder(model: nn.Module) -> List[MultiheadAttention]:
     """The attentions whose keys and values are computed from the encoder's output alone.
 
-    Those of a Transformer's decoder of fairseq; of one that goes another way there are none.
+    They are those of fairseq's own Transformer decoders. Of a decoder whose forward pass is another
+    there are none.
     """
     decoder = getattr(model, "decoder", None)
     way = "extract_features_scriptable"

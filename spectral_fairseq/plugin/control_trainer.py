@@ -6,8 +6,8 @@ plans the change and the others receive it, since two eigensolvers need not agre
 all apply the same products to equal tables. What else a checkpoint needs, the norms that an
 automatic prior refers to, lies in its extra state.
 
-Averaged SGD counts an iterate in when it is made, so an average holds the k-th ones as they were
-before they were changed.
+Averaged SGD adds each iterate to its average when it is made. The average therefore holds every
+k-th iterate as it was before the control changed it.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
 
 
 def known_counts(dictionary: Dictionary) -> Optional[List[float]]:
-    """The counts of the words for what can do without them, while a model is built.
+    """The counts of the words while a model is built, for callers that can do without them.
 
     Returns:
         One count for each row, as in :func:`training_counts`; ``None`` where nothing was counted,

@@ -32,7 +32,7 @@ def models_in(model: nn.Module) -> List[nn.Module]:
 
 
 def is_autoregressive(model: nn.Module) -> bool:
-    """Whether a model predicts a word from those before it; others of fairseq ask for all."""
+    """Whether a model predicts each word from those before it, as most of fairseq's do."""
     return "tgt_tokens" not in inspect.signature(model.forward).parameters
 
 

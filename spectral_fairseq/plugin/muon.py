@@ -91,9 +91,9 @@ def table_parameters(model: nn.Module, dictionaries: Iterable[Any] = ()) -> List
     These are the matrices of embeddings (of a factored table U or v, whose rows are words), but not
     those of positions; what an output head holds itself, such as the vectors of clusters; the
     clusters of fairseq's adaptive softmax; and every matrix with a row for each word of a
-    dictionary outside of the numbered layers, where hidden ones may be as wide. So are found the
-    output layers of decoders and encoders under any name, those for CTC too, and what a weight norm
-    computes them from.
+    dictionary outside of the numbered layers, where hidden ones may be as wide. This finds the
+    output layers of decoders and encoders under any name, those for CTC too, and the parameters
+    from which a weight norm computes them.
 
     Args:
         model: any of fairseq.

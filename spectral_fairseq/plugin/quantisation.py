@@ -1,9 +1,8 @@
-"""What fairseq's quantisation takes from under a feature is refused before training.
+"""Refuses, before training, what fairseq's quantisation would leave without effect.
 
-``--quantization-config-path`` replaces layers when the first epoch begins and between its
-stages: what a feature holds of the layer before is then no part of the model, and its work has no
-effect. ``--quant-noise-scalar`` lets an output layer compute its scores from a quantised copy of
-its table.
+``--quantization-config-path`` replaces layers when the first epoch begins and between its stages. A
+feature that holds on to the layer before would go on with what is no part of the model any more.
+``--quant-noise-scalar`` lets an output layer compute its scores from a quantised copy of its table.
 """
 
 from __future__ import annotations

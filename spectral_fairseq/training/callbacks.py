@@ -1,8 +1,8 @@
-"""Spectrum control and measures as callbacks: of transformers' Trainer and of Lightning.
+"""Spectrum control and measures as callbacks of transformers' Trainer and of Lightning.
 
-:class:`SpectralCallback` is one of either framework, and the other one may be absent. It takes the
-trainer, the model and its optimiser from the framework when training begins, as every callback of
-them does. Import this module before ``transformers.Trainer``, which fails beside a torchaudio of
+:class:`SpectralCallback` is a callback of both frameworks, of which one may be absent. It takes the
+trainer, the model and its optimiser from the framework when training begins, as every callback
+does. Import this module before ``transformers.Trainer``, which fails beside a torchaudio of
 another build of torch.
 
 In order: ``training/trainer_callback.py: InTrainer`` or
@@ -11,10 +11,10 @@ In order: ``training/trainer_callback.py: InTrainer`` or
 
 Note [Whose callback it is]
 ---------------------------
-Importing a framework takes seconds, and a program trains with one. So a callback becomes one of
-the frameworks that are imported when it is made, and of those that are installed where none is; if
-another is imported later, at the first hook that it calls. What is made has the name of the class
-that was asked for, by which both frameworks keep the states of callbacks.
+Importing a framework takes seconds, and a program trains with one. So a callback belongs to the
+frameworks that are imported when it is made or, if none is, to those that are installed. It joins a
+framework that is imported later when that calls the first hook. The class that is made has the name
+of the one that was asked for, by which both frameworks keep the states of callbacks.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ REFUSED = {
     "Add --cache": ("--tune", "--dynamic", "--tune-cache-lambda", 0.1),
     "Add --dynamic": ("--tune", "--cache", "--tune-dynamic-decay", 0.1),
     "--model-overrides to be": ("--model-overrides", "{"),
-    "'mem_lne', which it has not": ("--model-overrides", "{'mem_lne': 640}"),
+    "'mem_lne', which it does not have": ("--model-overrides", "{'mem_lne': 640}"),
     "the split 'dev'": ("--gen-subset", "dev"),
     "100 tokens or more|smaller --dynamic-batch-size": ("--dynamic", "--dynamic-batch-size", 10**5),
 }
