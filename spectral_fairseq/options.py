@@ -148,8 +148,9 @@ def option(default: Any, help: str, **more: Any) -> Any:
 FLOAT32_PRODUCTS = Option(
     "float32_products",
     "auto",
-    "how a CPU multiplies float32 matrices: as torch comes, through oneDNN (fast), or through "
-    "oneDNN where it is known to be faster and equally precise (auto); on a GPU, fast allows TF32",
+    "how a CPU multiplies float32 matrices: as torch comes (torch), through oneDNN (fast), or "
+    "through oneDNN where it is known to be faster and equally precise (auto); on a GPU, fast "
+    "allows TF32",
     choices=("auto", "fast", "torch"),
 )
 

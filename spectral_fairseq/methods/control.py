@@ -55,8 +55,8 @@ OPTIONS = (
     Option(
         "spectrum_side",
         SIDE,
-        "with --spectrum-decay move every singular value to the prior, or only what exceeds "
-        "--spectrum-slack times the prior back to that bound",
+        "which singular values --spectrum-decay moves: 'both' moves each of them to the prior, "
+        "'above' only those that exceed --spectrum-slack times the prior, back to that bound",
         choices=SIDES,
         argument="side",
         needs=NEEDS_DECAY,
@@ -72,8 +72,9 @@ OPTIONS = (
     Option(
         "spectrum_scale",
         SCALE,
-        "with --spectrum-decay take the prior as it is, or scale it to the norm that the table "
-        "has: 'both' then keeps that norm, while 'above' shortens the table by what it cuts",
+        "the prior of --spectrum-decay: 'fixed' takes it as it is, 'free' scales it to the norm "
+        "that the table has; with --spectrum-side both the table then keeps that norm, with above "
+        "it is shortened by what is cut",
         choices=SCALES,
         argument="scale",
         needs=NEEDS_DECAY,
