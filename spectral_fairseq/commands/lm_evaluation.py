@@ -115,12 +115,6 @@ def evaluate_checkpoint(
         loaded.model.cuda()
     run = _Run(options, overrides, loaded, corpora, begin)
     figures = run.figures()
-    chosen = dataclasses.replace(
-        options,
-        cache=None if run.cache is None else run.cache.completed(),
-        dynamic=None if run.dynamic is None else run.dynamic.completed(),
-        segment=run.layout.segment,
-    )
     return finite(
         {
             "schema": SCHEMA,
@@ -140,22 +134,23 @@ def evaluate_checkpoint(
                 "dictionary_sha256": loaded.dictionary_sha256,
                 "remark": loaded.remark,
             },
-            "options": {**dataclasses.asdict(chosen), "overrides": overrides},
-            "tuning": [
-                {
-                    "method": search.method,
-                    "subset": VALIDATION,
-                    "tokens": search.tokens,
-                    "best": search.best,
-                    "ends": search.ends,
-                    "points": search.points,
-                }
-                for search in run.searches
-            ],
+            "options": run.chosen_options(),
+            "tuning": [_search_as_json(search) for search in run.searches],
             "seconds": round(run.seconds, 3),
             "figures": figures,
         }
     )
+
+
+def _search_as_json(search: GridSearch) -> Dict[str, Any]:
+    return {
+        "method": search.method,
+        "subset": VALIDATION,
+        "tokens": search.tokens,
+        "best": search.best,
+        "ends": search.ends,
+        "points": search.points,
+    }
 
 
 class _Run:
@@ -201,6 +196,16 @@ class _Run:
             static = evaluate(self.reader, corpus, progress=progress)
             figures.append(self._figure("model", static.nll, static.tokens, []))
         return figures + self._evaluate(corpus)
+
+    def chosen_options(self) -> Dict[str, Any]:
+        """The options with what was left open: the best values of a search, and those published."""
+        chosen = dataclasses.replace(
+            self.options,
+            cache=None if self.cache is None else self.cache.completed(),
+            dynamic=None if self.dynamic is None else self.dynamic.completed(),
+            segment=self.layout.segment,
+        )
+        return {**dataclasses.asdict(chosen), "overrides": self.overrides}
 
     def _evaluate(self, corpus: Corpus) -> List[Dict[str, Any]]:
         grid = None
