@@ -48,7 +48,8 @@ class _SquaredDirectionSum(torch.autograd.Function):
     @differentiable_once("cosine_penalty")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         matrix, inverse, direction_sum = ctx.saved_tensors
-        along = torch.mv(matrix, direction_sum) * inverse  # [n], cosines times ||s||
+        with torch.autocast(matrix.device.type, enabled=False):  # a loop may call backward in it
+            along = torch.mv(matrix, direction_sum) * inverse  # [n], cosines times ||s||
         # One factor after the other: the square of the inverse of a short row is infinite.
         result = matrix * inverse.unsqueeze(1)  # [n, d]
         result.mul_((-2 * grad * along * inverse).unsqueeze(1))

@@ -40,7 +40,8 @@ class _Gram(torch.autograd.Function):
     @differentiable_once("gram")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (matrix,) = ctx.saved_tensors
-        result = matrix @ (grad + grad.t())  # [n, d]
+        with torch.autocast(matrix.device.type, enabled=False):  # a loop may call backward in it
+            result = matrix @ (grad + grad.t())  # [n, d]
         if ctx.excluded is not None:
             # Exactly zero: Adam would make whole steps of what is left by rounding.
             result.index_fill_(0, ctx.excluded, 0)

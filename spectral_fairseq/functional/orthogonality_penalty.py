@@ -50,7 +50,7 @@ def spectral_defect(residual: Tensor) -> Tensor:
             require_finite(residual)
             values, vectors = torch.linalg.eigh(residual)
             extreme = vectors[:, values.abs().argmax()]  # [d]
-        return (extreme @ residual @ extreme).square()
+        return torch.dot(extreme, torch.mv(residual, extreme)).square()
 
 
 @torch.no_grad()

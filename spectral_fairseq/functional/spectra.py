@@ -112,7 +112,8 @@ class _SingularValues(torch.autograd.Function):
         total = torch.zeros_like(ratio).index_add_(0, group, ratio)
         equal = torch.zeros_like(ratio).index_add_(0, group, torch.ones_like(ratio))
         ratio = (total / equal.clamp(min=1))[group]
-        result = matrix @ ((vectors * ratio) @ vectors.t())  # [n, d]
+        with torch.autocast(matrix.device.type, enabled=False):  # a loop may call backward in it
+            result = matrix @ ((vectors * ratio) @ vectors.t())  # [n, d]
         if ctx.excluded is not None:
             result.index_fill_(0, ctx.excluded, 0)
         return result, None

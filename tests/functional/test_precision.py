@@ -24,7 +24,7 @@ def value_and_gradient(function, table, autocast=False):
     table = table.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         value = function(table)
-    (gradient,) = torch.autograd.grad(value, table)
+        (gradient,) = torch.autograd.grad(value, table)
     return value.detach().double(), gradient.double()
 
 
@@ -46,6 +46,7 @@ def test_a_table_of_16_bits(name, dtype):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_under_autocast(name):
+    """A loop may call backward inside, too, where gradients were rounded to eight bits."""
     torch.manual_seed(0)
     table = torch.randn(300, 8)
     expected = value_and_gradient(FUNCTIONS[name], table)
