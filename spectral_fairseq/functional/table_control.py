@@ -40,7 +40,8 @@ from torch import Tensor
 
 from spectral_fairseq.errors import check_choice, check_range
 from spectral_fairseq.functional.gram import accumulate_gram, mirror_gram
-from spectral_fairseq.functional.precision import at_least_float32, full_float32
+from spectral_fairseq.functional.precision import at_least_float32, full_float32, widened
+from spectral_fairseq.functional.row_norms import row_lengths
 from spectral_fairseq.functional.spectra import (
     require_finite,
     right_singular_system_of_gram,
@@ -263,12 +264,14 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
 def counted_norm(
     weight: Tensor, excluded: Tensor, summed: Callable[[Tensor], Tensor] = lambda part: part
 ) -> float:
-    """Frobenius norm of the rows that count.
+    """Frobenius norm of the rows that count, in float64.
 
     Args:
         weight: shape (N, d).
         excluded: rows that are not counted, shape (m,).
         summed: the sum of a tensor over the workers, of a table that is split by rows.
     """
-    _, gram = counted_moments(weight.detach(), excluded)
-    return math.sqrt(float(summed(gram.diagonal().double().sum())))
+    blocks = weight.detach().split(CONTROL_ROWS)
+    lengths = torch.cat([row_lengths(widened(block)) for block in blocks])
+    squares = lengths.index_fill(0, excluded, 0).square()
+    return math.sqrt(float(summed(squares.sum())))

@@ -14,6 +14,7 @@ from spectral_fairseq.functional.table_control import (
     SIDES,
     TableChange,
     apply_change_,
+    counted_norm,
     plan_change,
 )
 from tests.reference import spectra as reference
@@ -110,6 +111,17 @@ def test_small_values_of_a_table_in_float32_are_raised(rate):
     naive = reference.controlled(matrix, prior(64, 1.0), rate, **options)
     fast = changed(matrix, prior(64, 1.0), rate, **options)
     assert float((fast.double() - naive).norm() / naive.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_norm_of_a_table_has_nothing_of_rows_that_do_not_count(dtype, monkeypatch):
+    """Their share was subtracted, which left the roundoff of a long one."""
+    monkeypatch.setattr("spectral_fairseq.functional.table_control.CONTROL_ROWS", 50)
+    matrix = table().to(dtype)
+    matrix[EXCLUDED] *= 1000
+    counted = torch.ones(len(matrix), dtype=torch.bool).index_fill(0, EXCLUDED, False)
+    expected = float(matrix[counted].double().norm())
+    assert counted_norm(matrix, EXCLUDED) == pytest.approx(expected, rel=1e-7)
 
 
 def test_what_is_within_the_slack_stays_bit_for_bit():
