@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import spectral_fairseq
+from spectral_fairseq.methods.penalties import PENALTIES
 
 PACKAGE = Path(spectral_fairseq.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
@@ -195,6 +196,18 @@ def test_headers_name_functions_that_exist():
             else:
                 names = set(defined_in(PACKAGE / file if file else path))
                 assert name in names, f"{path}: {place}"
+
+
+def test_headers_of_penalties_name_what_these_are_computed_from():
+    orders = {
+        flag: listed(docstring, "In order")
+        for docstring in HEADERS.values()
+        for flag in re.findall(r"``--([\w-]+)``", listed(docstring, "Flags"))
+        if "methods/penalties.py: " in listed(docstring, "In order")
+    }
+    for penalty in PENALTIES:
+        order = orders.get(penalty.weight.name.replace("_", "-"), "")
+        assert f"``methods/penalties.py: {penalty.needs.__name__}``" in order, penalty.name
 
 
 ROOT = PAGE.parents[1]

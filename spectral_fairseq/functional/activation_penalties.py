@@ -6,6 +6,10 @@ For outputs h_t, t = 1..T, of d_h dimensions,
 
     AR  = mean(h_t^2),             h after output dropout, over positions, streams and dimensions
     TAR = mean((h_{t+1} - h_t)^2), h before output dropout, likewise
+
+Flags: ``--activation-regularization`` 2, ``--temporal-activation-regularization`` 1.
+In order: ``plugin/awd_lstm.py: AWDLSTMDecoder.read``, ``activation_regularization``,
+    ``temporal_activation_regularization``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The D-optimal regulariser, which enlarges the volume that the columns of a table span.
 
-It too is of Jiang et al., and a comparator of Wang et al.:
+Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of Generative Adversarial
+Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJNH6sAqY7; a
+comparator in appendix B of Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr:
 
     R = -sum_k log sigma_k = -1/2 log det(W'W),     dR/dW = -W (W'W)^-1
 
@@ -9,7 +11,8 @@ Jiang et al. take the spectrum of a weight that is divided by its largest singul
     R = -sum_k log(sigma_k / sigma_1)
 
 Flags: ``--d-optimal-weight`` 0, ``--normalized-d-optimal-weight`` 0.
-In order: ``methods/penalties.py: spectra``, ``d_optimal_penalty``.
+In order: ``methods/penalties.py: output_singular_values``, ``d_optimal_penalty`` or
+    ``normalized_d_optimal_penalty``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ the table. The appendix's second comparator, "SN + D-optimal", is the sum of thi
 :func:`d_optimal_penalty`.
 
 Flags: ``--spectral-normalization-weight`` 0.
-In order: ``methods/penalties.py: spectra``, ``spectral_normalization_penalty``.
+In order: ``methods/penalties.py: output_singular_values``, ``spectral_normalization_penalty``.
 """
 
 from __future__ import annotations

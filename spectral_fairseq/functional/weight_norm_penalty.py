@@ -10,7 +10,7 @@ target for each word in proportion to its log count is future work in section 7 
 
 Flags: ``--weight-norm-weight`` 0, ``--weight-norm-target`` 2,
     ``--weight-norm-target-by-count`` off.
-In order: ``methods/penalties.py: output_row_norms``, ``log_count_target``,
+In order: ``log_count_target``, ``methods/penalties.py: output_row_norms``,
     ``weight_norm_penalty``.
 """
 
