@@ -121,7 +121,7 @@ class _ConsistencySums:
 
     def add(self, part: slice, size: int) -> None:
         """Add the tokens in ``part``, in a block of ``size`` rows for either pass."""
-        counted = part.stop - part.start  # the rows behind these only fill the block up
+        real = part.stop - part.start  # the rows behind these only fill the block up
         rows = self.block_scores.rows(self.contexts[part], size).flatten(0, 1)  # [2b, d]
         target = filled(self.targets[part], size).view(-1, 1, 1).expand(-1, 2, 1)  # [b, 2, 1]
         log_p = torch.log_softmax(self.block_scores(rows), -1).view(size, 2, -1)  # [b, 2, N]
@@ -131,12 +131,12 @@ class _ConsistencySums:
             log_ratio[:, self.never] = 0.0
         kl = torch.einsum("bkn,bn->bk", p, log_ratio)
         kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
-        hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
-        totals = log_p[:counted].sum((0, 2)) if self.uniform else torch.zeros_like(hits)
+        hits = log_p.gather(2, target).squeeze(2)[:real].sum(0)  # [2]
+        totals = log_p[:real].sum((0, 2)) if self.uniform else torch.zeros_like(hits)
         for k in (0, 1):
             self.nll -= SHARE * hits[k]
             self.likelihood -= SHARE * (self.target_weight * hits[k] + self.uniform * totals[k])
-            self.divergence += SHARE * kl[:counted, k].sum()
+            self.divergence += SHARE * kl[:real, k].sum()
         if not self.needed:
             return
         gradient = log_p  # overwritten; see Note [Gradients of a divergence]
@@ -150,7 +150,7 @@ class _ConsistencySums:
             own_gradient -= SHARE * self.uniform
         hit = gradient.new_full((size, 2, 1), -SHARE * self.target_weight)
         gradient.scatter_add_(2, target, hit)
-        gradient[counted:] = 0
+        gradient[real:] = 0
         place = slice(2 * part.start, 2 * part.stop)
         self.gradients.add_block(place, rows, gradient.flatten(0, 1), self.block_scores.table)
 

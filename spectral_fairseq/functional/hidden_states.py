@@ -21,6 +21,11 @@ from spectral_fairseq.functional.isoscore import covariance_from_gram, isoscore
 from spectral_fairseq.functional.row_norms import unit_rows
 
 
+def _mean_cosine(unit_sum: Tensor, with_direction: int, count: int) -> float:
+    """That of ``cosines.py``, from the sum of the unit vectors of ``count`` states."""
+    return (float(unit_sum.square().sum()) - with_direction) / (count * (count - 1))
+
+
 class StateStatistics:
     """Accumulates what the measures of a layer need, d x d numbers however many states come.
 
@@ -52,8 +57,7 @@ class StateStatistics:
             DataError: fewer than two states.
         """
         check_enough(self.count, 2, "states for a mean cosine", "Use more data.")
-        pairs = self.count * (self.count - 1)
-        return (float(self._unit_sum.square().sum()) - self._with_direction) / pairs
+        return _mean_cosine(self._unit_sum, self._with_direction, self.count)
 
     def isoscore(self) -> float:
         """Return the IsoScore of the states.
@@ -96,8 +100,7 @@ class SequenceCosine:
 
     def _close(self) -> None:
         if self._sum is not None and self._count > 1:
-            pairs = self._count * (self._count - 1)
-            self._total += (float(self._sum.square().sum()) - self._with_direction) / pairs
+            self._total += _mean_cosine(self._sum, self._with_direction, self._count)
             self._sequences += 1
         self._sequence, self._sum, self._count, self._with_direction = -1, None, 0, 0
 

@@ -140,9 +140,8 @@ def blockwise_log_probs(
     """Return log p of each target under softmax(W h + b), for losses that are functions of it.
 
     It has a gradient, for which the backward pass computes the scores of each block again: four
-    products where :func:`~.softmax_loss.blockwise_cross_entropy` has
-    three. Where table and bias are frozen, each
-    has two.
+    products where :func:`~.softmax_loss.blockwise_cross_entropy` has three. Where table and bias
+    are frozen, each has two.
 
     Args:
         contexts: h, shape (T, d).

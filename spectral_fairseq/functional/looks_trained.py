@@ -5,9 +5,10 @@ lengths of N rows of d normal numbers then have the relative spread 1 / sqrt(2 d
 uniform ones less, and with e_i = w_i / ||w_i|| the number || sum_i e_i ||^2 / N is 1 on average,
 with the standard deviation sqrt(2 / d). Training makes rows of frequent words longer or shorter,
 and gives all rows a common direction, which soon is a hundred times what chance allows. The
-bounds lie eight standard deviations above chance, and beyond every usual initialisation
-(normal, uniform, truncated, orthogonal). A table that was centred and whose rows have equal
-lengths is not recognised, and one that has taken a few small steps is not either.
+bounds are 2.5 times the first number and eight standard deviations above the second, both beyond
+every usual initialisation (normal, uniform, truncated, orthogonal). A table that was centred and
+whose rows have equal lengths is not recognised, and one that has taken a few small steps is not
+either.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 from spectral_fairseq.functional.row_blocks import rows_outside
 from spectral_fairseq.functional.row_norms import row_lengths
 
-_DRAWN_SPREAD = 2.5
-_DRAWN_DEVIATIONS = 8.0
+_MOST_SPREAD = 2.5
+_MOST_DEVIATIONS = 8.0
 
 
 @torch.no_grad()
@@ -42,6 +43,6 @@ def looks_trained(matrix: Tensor, excluded: Optional[Tensor] = None) -> bool:
     spread = float((norms / norms.mean()).std())
     common = torch.mv(rows.double().t(), 1 / norms)  # sum_i e_i
     shared = float(common.square().sum()) / len(rows)
-    return spread > _DRAWN_SPREAD / math.sqrt(
-        2 * dim
-    ) or shared > 1 + _DRAWN_DEVIATIONS * math.sqrt(2 / dim)
+    is_uneven = spread > _MOST_SPREAD / math.sqrt(2 * dim)
+    has_direction = shared > 1 + _MOST_DEVIATIONS * math.sqrt(2 / dim)
+    return is_uneven or has_direction

@@ -320,11 +320,11 @@ def log_mixture(
 
 
 class _Block(NamedTuple):
-    """The tokens of one block; those behind the first ``counted`` only fill it up.
+    """The tokens of one block; those behind the first ``real`` only fill it up.
 
     Attributes:
-        part: where the counted tokens stand in the batch.
-        counted: their number.
+        part: where the real tokens stand in the batch.
+        real: their number.
         contexts: h, shape (t, K, d), in the dtype of the products.
         log_prior: log pi, shape (t, K).
         targets: y, shape (t,).
@@ -332,7 +332,7 @@ class _Block(NamedTuple):
     """
 
     part: slice
-    counted: int
+    real: int
     contexts: Tensor
     log_prior: Tensor
     targets: Tensor
@@ -383,22 +383,22 @@ def _add_likelihood(block: _Block, block_scores: BlockScores, sums: _MixtureSums
 
     Only the target's probability under the mixture is needed: d loss / d s_k = r_k (p_k - onehot).
     """
-    counted, experts = block.counted, block.log_prior.size(1)
+    real, experts = block.real, block.log_prior.size(1)
     rows = block.contexts.flatten(0, 1)  # [t K, d]
     targets = block.targets.repeat_interleave(experts)  # [t K]
     lowered = None if block.margin is None else block.margin.flatten()
     probabilities, log_z, target_score = block_scores.softmax(rows, targets, lowered)
     log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
-    nll = -torch.logsumexp(block.log_prior + log_likelihood, 1)[:counted].sum()
+    nll = -torch.logsumexp(block.log_prior + log_likelihood, 1)[:real].sum()
     sums.loss += nll
     responsibility = posterior(block.log_prior, log_likelihood)  # [t, K]
-    responsibility[counted:] = 0
-    sums.log_prior[block.part] = -responsibility[:counted]
+    responsibility[real:] = 0
+    sums.log_prior[block.part] = -responsibility[:real]
     if block.margin is not None and sums.margin is not None:
         miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
-        sums.margin[block.part] = (responsibility * miss)[:counted]
+        sums.margin[block.part] = (responsibility * miss)[:real]
         plain = -unperturbed_nll(-log_likelihood, block.margin)
-        nll = -torch.logsumexp(block.log_prior + plain, 1)[:counted].sum()
+        nll = -torch.logsumexp(block.log_prior + plain, 1)[:real].sum()
     sums.nll += nll
     weights = responsibility.flatten()
     sums.gradients.add_block(
@@ -432,11 +432,11 @@ def _add_smoothed(
         target_weight: of the target's -log P.
         uniform: weight of every word's.
     """
-    counted, experts = block.counted, block.log_prior.size(1)
+    real, experts = block.real, block.log_prior.size(1)
     margins = None if block.margin is None else TargetMargin(block.targets, block.margin)
     mixed = _MixtureBlock(block.contexts, block.log_prior, block_scores, linear_space, margins)
-    log_p = mixed.log_mixture[:counted]
-    nll = -log_p.gather(1, block.targets[:counted].unsqueeze(1)).sum()
+    log_p = mixed.log_mixture[:real]
+    nll = -log_p.gather(1, block.targets[:real].unsqueeze(1)).sum()
     sums.nll += nll
     sums.loss += target_weight * nll + uniform * -log_p.sum()
     if not sums.needed:
@@ -444,12 +444,12 @@ def _add_smoothed(
     upstream = torch.full_like(mixed.log_mixture, -uniform)  # g
     hit = upstream.new_full((len(upstream), 1), -target_weight)
     upstream.scatter_add_(1, block.targets.unsqueeze(1), hit)
-    upstream[counted:] = 0
+    upstream[real:] = 0
     gradient, share = mixed.gradient_(upstream)  # [t, K, N], [t, K]
-    sums.log_prior[block.part] = share[:counted]
+    sums.log_prior[block.part] = share[:real]
     if sums.margin is not None:
         index = block.targets.view(-1, 1, 1).expand(-1, experts, 1)
-        sums.margin[block.part] = -gradient.gather(2, index)[:counted].squeeze(2)
+        sums.margin[block.part] = -gradient.gather(2, index)[:real].squeeze(2)
     sums.gradients.add_block(
         _rows_of(block.part, experts),
         block.contexts.flatten(0, 1),

@@ -59,10 +59,10 @@ def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = 
         DataError: infinity or NaN; or an error of the class that is given.
     """
     broken = 0
-    narrow = at_least_float32(weight.dtype)
+    wide = at_least_float32(weight.dtype)
     for block in weight.split(BLOCK_ROWS):
         # A sum beyond float32 only means a closer look.
-        if not torch.isfinite(block.sum(dtype=narrow)):
+        if not torch.isfinite(block.sum(dtype=wide)):
             broken += int((~torch.isfinite(block).all(1)).sum())
     if broken:
         found = f"infinity or NaN in {broken} of {len(weight)} rows"
