@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List, Optional, Union
 
 from spectral_fairseq.errors import CheckpointError, ForbiddenError, check_enough
-from spectral_fairseq.files import check_file
+from spectral_fairseq.files import check_file, names_in
 
 OF_DISTRIBUTED = (
     "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
@@ -51,9 +51,8 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 
 def weights_file(folder: Path) -> Optional[Path]:
     """The weights in a model's folder: one file, the index of several, or the first part."""
-    parts = sorted(path for path in folder.glob("*") if PART.fullmatch(path.name))
-    candidates = [*(folder / name for name in WEIGHTS), *parts]
-    return next((file for file in candidates if os.path.isfile(file)), None)
+    names = [*WEIGHTS, *filter(PART.fullmatch, names_in(folder))]
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
 
 
 def model_file(path: Union[str, os.PathLike[str]]) -> Path:

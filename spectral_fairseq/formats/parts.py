@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Sequence, Tuple
 
 from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.files import names_in
 
 # Parallel processes hold a piece of each table. The names of their files or folders have a word for
 # it and a number: consolidated.00.pth (Llama), mp_rank_00_001 (Megatron, DeepSpeed),
@@ -53,7 +54,7 @@ def _part_by_name(file: Path) -> str:
         return ""
     several = [
         _part_numbers(name)
-        for name in (other.name for other in place.absolute().parent.glob("*"))
+        for name in names_in(place.absolute().parent)
         if _pattern(name) == _pattern(place.name)
     ]
     # Any other numbering, such as one by size, begins elsewhere.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.json_files import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
+from spectral_fairseq.files import names_in
 from spectral_fairseq.formats.parts import check_no_part
 from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values
@@ -185,7 +186,7 @@ def _check_one_set(file: Path) -> None:
         return
     around = file.name[: numbered.start()], file.name[numbered.end() :]
     counts = set()
-    for name in _names_beside(file):
+    for name in names_in(file.parent):
         other = _OF.search(name)
         if other is not None and (name[: other.start()], name[other.end() :]) == around:
             counts.add(int(other[2]))
@@ -201,13 +202,9 @@ def _beside(file: Path) -> List[str]:
     """The names of files beside one that differ from its name in one number only."""
     parts = re.split(r"(\d+)", file.name)
     found = []
-    for name in _names_beside(file):
+    for name in names_in(file.parent):
         others = re.split(r"(\d+)", name)
         differing = [place for place, (a, b) in enumerate(zip(parts, others)) if a != b]
         if len(parts) == len(others) and len(differing) == 1 and differing[0] % 2:
             found.append(name)
     return sorted(found)
-
-
-def _names_beside(file: Path) -> List[str]:
-    return sorted(path.name for path in file.parent.glob("*"))
