@@ -6,7 +6,7 @@ Features that change something else have patches in files of their own; ``PATCHE
 from __future__ import annotations
 
 import types
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Optional
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
@@ -33,30 +33,54 @@ LISTENERS = (
     ChosenProducts,
 )
 
-_ATTRIBUTE = "_spectral_fairseq_listeners"
+_ATTRIBUTE = "_spectral_fairseq_listeners"  # of fairseq's trainer
 
 
-def listeners_of(trainer: Any, point: str = "") -> List[Listener]:
-    """The listeners of a trainer that have something to do, in their order.
+class Listeners:
+    """The listeners of one training that have something to do, in their order.
 
     Args:
         trainer: fairseq's.
-        point: a method of :class:`Listener`: those that do something there; all of them if empty.
+
+    Attributes:
+        active: all of them.
+        at: a method of :class:`Listener` -> those that do something there.
+        have_begun: whether they were told that training begins.
+        told_of: the number of updates that they were told of last.
     """
+
+    active: List[Listener]
+    at: Dict[str, List[Listener]]
+
+    def __init__(self, trainer: Any) -> None:
+        self.have_begun = False
+        self.told_of: Optional[int] = None
+        self._sort([kind(trainer) for kind in LISTENERS])
+
+    def begin_training(self) -> None:
+        """Tell them once, after which some may have nothing to do."""
+        if not self.have_begun:
+            for listener in self.at["begin_training"]:
+                listener.begin_training()
+            self._sort(self.active)
+            self.have_begun = True
+
+    def _sort(self, listeners: List[Listener]) -> None:
+        """Keep those that are active, by the points at which they do something."""
+        self.active = [listener for listener in listeners if listener.is_active]
+        self.at = {
+            point: [one for one in self.active if getattr(type(one), point) is not method]
+            for point, method in vars(Listener).items()
+            if isinstance(method, types.FunctionType) and not point.startswith("_")
+        }
+
+
+def listeners_of(trainer: Any) -> Listeners:
+    """The listeners of a trainer, made when they are first asked for."""
     if not hasattr(trainer, _ATTRIBUTE):
-        _keep(trainer, [kind(trainer) for kind in LISTENERS])
-    listeners: List[Listener] = getattr(trainer, _ATTRIBUTE)[point]
+        setattr(trainer, _ATTRIBUTE, Listeners(trainer))
+    listeners: Listeners = getattr(trainer, _ATTRIBUTE)
     return listeners
-
-
-def _keep(trainer: Any, listeners: List[Listener]) -> None:
-    concerned = [listener for listener in listeners if listener.is_active]
-    at_points = {
-        point: [listener for listener in concerned if getattr(type(listener), point) is not method]
-        for point, method in vars(Listener).items()
-        if isinstance(method, types.FunctionType) and not point.startswith("_")
-    }
-    setattr(trainer, _ATTRIBUTE, {"": concerned, **at_points})
 
 
 @wrapping
@@ -67,28 +91,25 @@ def _init(self: Any, *args: Any, original: Callable[..., None], **kwargs: Any) -
 
 @wrapping
 def _begin_epoch(self: Any, epoch: int, *, original: Callable[..., Any]) -> Any:
-    if not getattr(self, "_spectral_fairseq_begun", False):
-        for listener in listeners_of(self, "begin_training"):
-            listener.begin_training()
-        _keep(self, listeners_of(self))
-        self._spectral_fairseq_begun = True
+    listeners = listeners_of(self)
+    listeners.begin_training()
     result = original(self, epoch)
-    for listener in listeners_of(self, "begin_epoch"):
+    for listener in listeners.at["begin_epoch"]:
         listener.begin_epoch(epoch)
     return result
 
 
 @wrapping
 def _train_step(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    before = self.get_num_updates()
-    for listener in listeners_of(self, "before_update"):
+    listeners, before = listeners_of(self), self.get_num_updates()
+    for listener in listeners.at["before_update"]:
         if (before + 1) % listener.interval == 0:
             listener.before_update()
     # fairseq calls itself again where --amp overflowed; and an update may be left out.
     result = original(self, *args, **kwargs)
-    if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
-        self._spectral_fairseq_told = self.get_num_updates()
-        for listener in listeners_of(self, "after_update"):
+    if before < self.get_num_updates() != listeners.told_of:
+        listeners.told_of = self.get_num_updates()
+        for listener in listeners.at["after_update"]:
             if (before + 1) % listener.interval == 0:
                 listener.after_update()
     return result
@@ -96,7 +117,7 @@ def _train_step(self: Any, *args: Any, original: Callable[..., Any], **kwargs: A
 
 @wrapping
 def _begin_valid_epoch(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
-    for listener in listeners_of(self, "begin_validation"):
+    for listener in listeners_of(self).at["begin_validation"]:
         listener.begin_validation()
     return original(self, *args, **kwargs)
 
@@ -105,7 +126,7 @@ def _begin_valid_epoch(self: Any, *args: Any, original: Callable[..., Any], **kw
 def _save_checkpoint(
     self: Any, filename: str, extra_state: Any, *, original: Callable[..., Any]
 ) -> Any:
-    saved = {listener.name: listener.save() for listener in listeners_of(self, "save")}
+    saved = {listener.name: listener.save() for listener in listeners_of(self).at["save"]}
     kept = {name: state for name, state in saved.items() if state}
     return original(self, filename, {**extra_state, **kept})
 
@@ -127,7 +148,7 @@ def _load_checkpoint(
             raise error.__context__ from None
         raise
     if extra_state is not None:
-        for listener in listeners_of(self):
+        for listener in listeners_of(self).active:
             if not reset_optimizer:
                 listener.load(extra_state.get(listener.name))
             listener.loaded(extra_state)
