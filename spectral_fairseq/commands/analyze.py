@@ -104,7 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=Rare(
             "measure I1 and I2 on random samples of N words, as the papers do for language models "
-            "(N = 40000 there); 0 takes all words at once"
+            "(N = 40000 there); 0 takes all words at once, or one such sample of a huge table"
         ),
     )
     add(

@@ -34,7 +34,7 @@ LOSS_FORM = Option(
     "loss_form",
     "auto",
     "how the softmax's loss is computed: 'dense' holds the scores of tokens x words, 'blockwise' "
-    "never does and is equal up to rounding, 'auto' takes blocks on a CPU, and elsewhere where the "
+    "never does and is equal up to rounding, 'auto' takes blocks on a CPU, and with CUDA where the "
     "scores would not fit, unless something needs the scores. With 'auto' mixtures and the "
     "adaptive softmax take losses of their own, which hold no such scores either",
     choices=("auto", "blockwise", "dense"),
