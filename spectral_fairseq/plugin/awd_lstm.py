@@ -30,6 +30,7 @@ from spectral_fairseq.plugin.table_and_head import (
     SpectralOptions,
     build_head,
     build_table,
+    has_own_look_up,
     head_kind,
     refuse_unsupported,
 )
@@ -141,7 +142,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
             check_alike(f"one width with --output-head {options.output_head}", widths, remedy)
         shared = not options.untied_output
         look_up = options
-        if not shared and str(options.embedding_tables) == "output":
+        if not has_own_look_up(options, shared):
             look_up = Namespace(**{**vars(options), "embedding_type": "plain"})
         table = build_table(look_up, dictionary, dim, init_range=INIT_RANGE)
         with arguments_as_flags(**ARGUMENT_FLAGS, **flags_of(AWDLSTMConfig)):

@@ -17,6 +17,7 @@ from spectral_fairseq.plugin.table_and_head import (
     build_head,
     build_table,
     check_sharing,
+    has_own_look_up,
     has_own_output,
     refuse_unsupported,
 )
@@ -84,17 +85,16 @@ def _replace_output(args: Any, model: Any, task: Any) -> None:
 
 
 def _replace_look_ups(args: Any, encoder: Any, decoder: Any, task: Any) -> None:
-    all_tables = str(args.embedding_tables) == "all"
     path = args.decoder_embed_path
     if args.share_all_embeddings:
         path = args.encoder_embed_path  # fairseq fills the table of both sides from this one
-    if decoder.share_input_output_embed or all_tables:
+    if has_own_look_up(args, decoder.share_input_output_embed):
         decoder.embed_tokens = build_table(
             args, task.target_dictionary, args.decoder_embed_dim, path
         )
     if args.share_all_embeddings:
         encoder.embed_tokens = decoder.embed_tokens
-    elif all_tables:
+    elif has_own_look_up(args, shared=False):
         encoder.embed_tokens = build_table(
             args, task.source_dictionary, args.encoder_embed_dim, args.encoder_embed_path
         )

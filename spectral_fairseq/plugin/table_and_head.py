@@ -100,6 +100,16 @@ def has_own_output(options: Any) -> bool:
     return not usual or options.logit_softcap is not None
 
 
+def has_own_look_up(options: Any, shared: bool) -> bool:
+    """Whether a look-up takes a table of this package, by ``--embedding-tables``.
+
+    Args:
+        options: flags of :data:`SpectralOptions`.
+        shared: whether the output layer shares that table.
+    """
+    return has_own_output(options) and (shared or str(options.embedding_tables) == "all")
+
+
 def warn_of_idle_options(model: Any, config: Any) -> None:
     """Warn of options that were given and that the chosen table and head do not have.
 

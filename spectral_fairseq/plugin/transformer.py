@@ -27,6 +27,7 @@ from spectral_fairseq.plugin.table_and_head import (
     build_head,
     build_table,
     check_sharing,
+    has_own_look_up,
     has_own_output,
     refuse_unsupported,
 )
@@ -94,7 +95,7 @@ class SpectralTransformer(TransformerModelBase):
     ) -> nn.Module:
         """Build a look-up table; fairseq calls this once for each of them."""
         shared = cfg.share_all_embeddings or getattr(cfg, "merge_src_tgt_embed", False)
-        if has_own_output(cfg) and (shared or str(cfg.embedding_tables) == "all"):
+        if has_own_look_up(cfg, shared):
             return build_table(cfg, dictionary, embed_dim, path)
         return super().build_embedding(cfg, dictionary, embed_dim, path)
 

@@ -19,6 +19,7 @@ from spectral_fairseq.plugin.table_and_head import (
     IN_A_TRANSFORMER,
     SpectralOptions,
     build_table,
+    has_own_look_up,
     has_own_output,
     refuse_unsupported,
 )
@@ -75,8 +76,7 @@ class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
         cls, args: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
     ) -> nn.Module:
         """Build the look-up table; fairseq calls this."""
-        shared = args.share_decoder_input_output_embed
-        if has_own_output(args) and (shared or str(args.embedding_tables) == "all"):
+        if has_own_look_up(args, args.share_decoder_input_output_embed):
             return build_table(args, dictionary, embed_dim, path)
         return super().build_embedding(args, dictionary, embed_dim, path)
 
