@@ -38,7 +38,7 @@ def _find_onednn_linear() -> Optional[Any]:
         return None
     try:
         linear = torch.ops.mkldnn._linear_pointwise.default
-        ones = torch.ones(2, 2, device="cpu")
+        ones = torch.ones(2, 2, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             # Notices a later torch in which the signature or the meaning has changed.
             works = torch.equal(linear(ones, ones, None, "none", [], ""), 2 * ones)
@@ -63,7 +63,7 @@ def _tried_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
     if dtype not in HALVES:
         return False
     factor = torch.full((8, 8), 128.0, dtype=dtype, device=device)
-    total = torch.ones(8, 8, device=device)
+    total = torch.ones(8, 8, dtype=torch.float32, device=device)
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             # 131,072 is out of the range of float16, and 131,073 between two bfloat16 numbers.

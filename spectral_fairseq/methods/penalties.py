@@ -268,7 +268,7 @@ ORTHOGONALITY = Penalty(
 
 def _with_targets(options: Any, words: Any) -> Any:
     """Options whose target is a constant: a scalar, or one number for each word, shape (N,)."""
-    target = torch.tensor(options.weight_norm_target, device="cpu")
+    target = torch.tensor(options.weight_norm_target, dtype=torch.float32, device="cpu")
     if options.weight_norm_target_by_count:
         target = log_count_target(words.log_counts, options.weight_norm_target, words.excluded)
     return SimpleNamespace(**{**vars(options), "weight_norm_target": PerDevice(target)})

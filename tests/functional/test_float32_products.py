@@ -146,6 +146,18 @@ def test_a_product_keeps_the_precision_of_float32():
     assert str(chosen).split(":")[0] in ("oneDNN", "as torch comes")
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_error_is_that_of_float32(default):
+    """It was that of the default type of torch, or of autocast."""
+    torch.set_default_dtype(default)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            error = products._error.__wrapped__(fast=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert 0 < error < 1e-6
+
+
 def test_the_choice_depends_on_no_random_numbers_and_no_time():
     torch.manual_seed(1)
     before = torch.get_rng_state()

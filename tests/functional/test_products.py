@@ -44,6 +44,17 @@ def test_product_with_transposed_views(rows):
         torch.testing.assert_close(found, left @ right.t(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("default", [torch.float16, torch.float64])
+def test_the_products_of_onednn_are_found_under_any_default_type(default):
+    """They were looked for in that type, which oneDNN may not have."""
+    torch.set_default_dtype(default)
+    try:
+        found = products._find_onednn_linear()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found is products._ONEDNN_LINEAR
+
+
 @pytest.mark.parametrize("within", [0, 512])
 @pytest.mark.parametrize("tokens", [3, 40])  # fewer than half of the width, and more
 def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypatch):

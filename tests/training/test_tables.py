@@ -221,7 +221,8 @@ def test_the_default_device_and_type_are_not_those_of_the_model(dtype):
             with torch.device(device):
                 weight_norm_(models[0], counts)
                 factor_(models[1])
-                penalty = TablePenalty(models[1], spectrum=1.0, cosine=1.0)()
+                weights = {"spectrum": 1.0, "cosine": 1.0, "weight_norm": 1.0}
+                penalty = TablePenalty(models[1], **weights, norm_target=0.3)()
                 mixture_(models[2], components=2, shift=False)
                 models[3].lm_head.weight.data[5] = 0.0
                 repair_(models[3])
