@@ -264,7 +264,7 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
 def counted_norm(
     weight: Tensor, excluded: Tensor, summed: Callable[[Tensor], Tensor] = lambda part: part
 ) -> float:
-    """Frobenius norm of the rows that count, in float64.
+    """Frobenius norm of the rows that count, in float64; NaN if any row has NaN or infinity.
 
     Args:
         weight: shape (N, d).
@@ -273,5 +273,5 @@ def counted_norm(
     """
     blocks = weight.detach().split(CONTROL_ROWS)
     lengths = torch.cat([row_lengths(widened(block)) for block in blocks])
-    squares = lengths.index_fill(0, excluded, 0).square()
-    return math.sqrt(float(summed(squares.sum())))
+    lengths[excluded] *= 0  # which leaves NaN, so that it is seen there too
+    return math.sqrt(float(summed(lengths.square().sum())))

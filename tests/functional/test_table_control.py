@@ -1,6 +1,7 @@
 """Renewed factors: the same table, orthonormal factors, and the gradients of the new factors."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -122,6 +123,8 @@ def test_the_norm_of_a_table_has_nothing_of_rows_that_do_not_count(dtype, monkey
     counted = torch.ones(len(matrix), dtype=torch.bool).index_fill(0, EXCLUDED, False)
     expected = float(matrix[counted].double().norm())
     assert counted_norm(matrix, EXCLUDED) == pytest.approx(expected, rel=1e-7)
+    matrix[EXCLUDED[1], 2] = math.inf
+    assert math.isnan(counted_norm(matrix, EXCLUDED))
 
 
 def test_what_is_within_the_slack_stays_bit_for_bit():

@@ -175,6 +175,15 @@ def test_a_table_that_diverged_is_not_written():
     assert torch.equal(weight.detach().nan_to_num(7.0), before.nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("excluded", [(), (5,)])
+def test_a_table_with_nan_is_refused_before_the_first_step(excluded):
+    weight = table()
+    with torch.no_grad():
+        weight[5, 2] = math.nan
+    with pytest.raises(DataError, match="1 of"):
+        SpectrumControl(weight, excluded=excluded)
+
+
 def _controlled_by_the_first(rank):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Straight())
