@@ -6,7 +6,8 @@ In errors ```weight``` stands for the flag that asked for a table.
 from __future__ import annotations
 
 import inspect
-from typing import Any, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
@@ -57,25 +58,25 @@ class OutputPlace(NamedTuple):
     """Where a model keeps the table of its softmax, so that it is looked for only once.
 
     Attributes:
-        owner: a table of this package, a layer, or the decoder itself.
-        name: of the matrix in ``owner``.
-        has_bias: whether ``owner`` is a layer with a ``bias``, which may be ``None``.
+        matrix: gives the tensor there, read anew at each call: wrappers for data parallelism
+            replace it.
+        bias: gives the bias of the scores, if there is one.
     """
 
-    owner: Any
-    name: str = "weight"
-    has_bias: bool = False
+    matrix: Callable[[], Tensor]
+    bias: Callable[[], Optional[Tensor]]
 
-    @property
-    def matrix(self) -> Tensor:
-        """The tensor there, read anew at each use: wrappers for data parallelism replace it."""
-        matrix: Tensor = getattr(self.owner, self.name)
-        return matrix
+    @classmethod
+    def of(cls, owner: Any, name: str = "weight", *, is_layer: bool = False) -> OutputPlace:
+        """The place of a matrix.
 
-    @property
-    def bias(self) -> Optional[Tensor]:
-        """The bias of the scores beside it, if there is one."""
-        return self.owner.bias if self.has_bias else None
+        Args:
+            owner: a table of this package, a layer, or the decoder itself.
+            name: of the matrix in ``owner``.
+            is_layer: whether ``owner`` is a layer, whose ``bias`` may be ``None``.
+        """
+        layer = owner if is_layer else None
+        return cls(partial(getattr, owner, name), partial(getattr, layer, "bias", None))
 
 
 def output_layers(decoder: nn.Module) -> List[OutputPlace]:
@@ -84,9 +85,9 @@ def output_layers(decoder: nn.Module) -> List[OutputPlace]:
     for name in OUTPUT_LAYERS:
         layer = getattr(decoder, name, None)
         if isinstance(layer, Tensor):
-            found.append(OutputPlace(decoder, name))
+            found.append(OutputPlace.of(decoder, name))
         elif isinstance(getattr(layer, "weight", None), Tensor):
-            found.append(OutputPlace(layer, has_bias=True))
+            found.append(OutputPlace.of(layer, is_layer=True))
     return found
 
 
@@ -102,7 +103,7 @@ def output_place(model: nn.Module, num_words: int) -> OutputPlace:
     """
     table = table_module(model)
     if table is not None:
-        return OutputPlace(table)
+        return OutputPlace.of(table)
     decoder = decoder_of(model)
     if getattr(decoder, "adaptive_softmax", None) is not None:
         raise ConfigurationError(
@@ -111,13 +112,13 @@ def output_place(model: nn.Module, num_words: int) -> OutputPlace:
             "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
     for place in output_layers(decoder):
-        matrix = place.matrix
+        matrix = place.matrix()
         if matrix.dim() == 2 and matrix.size(0) == num_words:
             return place
     shared = getattr(decoder, "share_input_output_embed", False)
     weight = getattr(getattr(decoder, "embed_tokens", None), "weight", None)
     if shared and isinstance(weight, Tensor) and weight.size(0) == num_words:
-        return OutputPlace(decoder.embed_tokens)
+        return OutputPlace.of(decoder.embed_tokens)
     raise ConfigurationError(
         f"a model with an output table of {num_words} rows for `weight`",
         f"none in {type(decoder).__name__} (looked at {', '.join(OUTPUT_LAYERS)} and a shared "
@@ -128,7 +129,7 @@ def output_place(model: nn.Module, num_words: int) -> OutputPlace:
 
 def output_matrix(model: nn.Module, num_words: int) -> Tensor:
     """The table W of the softmax, shape (N, d), differentiable; see :func:`output_place`."""
-    return output_place(model, num_words).matrix
+    return output_place(model, num_words).matrix()
 
 
 def is_trained(model: nn.Module, num_words: int) -> bool:

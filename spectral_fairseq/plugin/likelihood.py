@@ -203,7 +203,7 @@ class LikelihoodTerm:
             rows, matrix = self.parts.table.operands(features)
             return rows, matrix, getattr(self.head, "bias", None)
         place = self.parts.output
-        return features, place.matrix, place.bias
+        return features, place.matrix(), place.bias()
 
 
 class FullScores(LikelihoodTerm):

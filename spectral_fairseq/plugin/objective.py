@@ -167,7 +167,7 @@ class DecoderTable(OutputTable):
 
     def weight(self) -> Tensor:
         """See the base class."""
-        return widened(self.parts.output.matrix)
+        return widened(self.parts.output.matrix())
 
     def prior(self) -> Tensor:
         """See the base class."""
