@@ -24,11 +24,11 @@ from spectral_fairseq.analysis.catalogue import cosine_shown, shown
 from spectral_fairseq.analysis.measures import BEYOND
 from spectral_fairseq.analysis.verdict import STANDS_OUT, Finding, findings_of
 from spectral_fairseq.errors import listed
+from spectral_fairseq.formats.matrices import MOST_NAMED
 from spectral_fairseq.formats.roles import uses_of
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.which_table import (
     BY_DEFAULT,
-    MOST_NAMED,
     OWN,
     SHARED,
     STORED,

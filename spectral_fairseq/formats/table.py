@@ -12,8 +12,9 @@ from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.embeddings.entries import PADDING_ROW, dense_form
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.formats.matrices import dtype_name
 from spectral_fairseq.formats.stored import Stored
-from spectral_fairseq.formats.which_table import Choice, choose, dtype_name
+from spectral_fairseq.formats.which_table import Choice, choose
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 
 

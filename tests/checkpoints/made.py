@@ -5,9 +5,10 @@ import zipfile
 import torch
 
 from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.formats.matrices import Matrices
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import read_table
-from spectral_fairseq.formats.which_table import Matrices, choose
+from spectral_fairseq.formats.which_table import choose
 
 NAME = "decoder.embed_tokens"
 

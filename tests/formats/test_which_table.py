@@ -10,7 +10,6 @@ from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.embeddings.entries import same_table
 from spectral_fairseq.errors import CheckpointError, DataError
-from spectral_fairseq.formats import which_table
 from spectral_fairseq.heads import MixtureOfSoftmaxes
 from spectral_fairseq.training import mixture_
 from tests.checkpoints.made import (
@@ -397,7 +396,7 @@ def test_many_tables_are_compared_only_where_they_may_be_equal(monkeypatch):
         compared.append(1)
         return same_table(table, other)
 
-    monkeypatch.setattr(which_table, "same_table", counted)
+    monkeypatch.setattr("spectral_fairseq.formats.matrices.same_table", counted)
     tensors = {f"block_{n}.embed_tokens.weight": rows(n, 8, 2) for n in range(600)}
     tensors["copy.embed_tokens.weight"] = tensors["block_7.embed_tokens.weight"].clone()
     found = matrices(tensors).tables
