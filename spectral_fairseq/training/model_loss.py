@@ -72,7 +72,7 @@ class ModelLoss:
         if targets is None:
             if labels is None:
                 raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
-            targets = loss.shifted(labels) if loss.shift else labels
+            targets = loss.positions.predicted(labels, loss.ignore_index)
         if ignore_index is not None and ignore_index != loss.ignore_index:
             targets = targets.long().masked_fill(targets.eq(ignore_index), loss.ignore_index)
         return loss.of_logits(logits, targets, num_items_in_batch)[0]

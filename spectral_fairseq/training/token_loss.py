@@ -13,8 +13,6 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 
 from __future__ import annotations
 
-import inspect
-import math
 import operator
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
@@ -27,7 +25,6 @@ from spectral_fairseq.errors import (
     UnsupportedError,
     check_choice,
     check_range,
-    listed,
 )
 from spectral_fairseq.functional.blocks import check_label_smoothing, smoothing_weights
 from spectral_fairseq.functional.log_probs import blockwise_log_probs
@@ -39,11 +36,11 @@ from spectral_fairseq.functional.softmax_loss import (
     measured_cross_entropy,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
-from spectral_fairseq.training.adapters import is_of_peft
 from spectral_fairseq.training.expert_losses import ExpertLosses
 from spectral_fairseq.training.factored_layers import entries_of, operands
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import added_over_workers
+from spectral_fairseq.training.label_positions import LabelPositions, logits_of, targets_at
 from spectral_fairseq.training.layer_mixins import beyond_plain
 from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
@@ -82,6 +79,7 @@ class TokenLoss:
         measures: keep :attr:`tokens` of each batch, by-products of the same pass.
 
     Attributes:
+        positions: puts labels at the positions of the outputs that predict them.
         mean_square: mean of (log Z)^2 over the targets of the latest batch with a z-loss.
         tokens: log-probability and entropy of each target of the latest batch with ``measures``,
             and whether it is the most probable word, shape (B, T), at the position that predicts
@@ -114,11 +112,9 @@ class TokenLoss:
         if isinstance(penalty, TablePenalty):
             _take(penalty, model)
         self.penalty, self.model = penalty, model
-        self.shift = _shifts(model) if shift is None else shift
+        self.positions = LabelPositions(model, shift)
         self.ignore_index = ignore_index
         self.auxiliary = ExpertLosses.of(without_wrappers(model))
-        prompt = getattr(model, "active_peft_config", None) if is_of_peft(model) else None
-        self._virtual_tokens = int(getattr(prompt, "num_virtual_tokens", None) or 0)
         try:
             self._layer: Optional[nn.Module] = output_layer(model)
         except ConfigurationError:  # a model whose logits are the loss's only concern
@@ -158,11 +154,11 @@ class TokenLoss:
             raise ConfigurationError(wanted, "none", "Let the data collator give labels.")
         # Where outputs are a tuple that has it, it stands before the logits.
         further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
-        logits = _logits(outputs)
+        logits = logits_of(outputs)
         if weights is not None:
             check_token_weights(weights, labels)
-            weights = self._at_positions(weights, logits, 0.0)
-        labels = self._at_positions(labels, logits, self.ignore_index)
+            weights = self.positions(weights, logits, 0.0)
+        labels = self.positions(labels, logits, self.ignore_index)
         loss, share = self.of_logits(logits, labels, num_items_in_batch, weights)
         if isinstance(further, Tensor):
             loss = loss + further * share
@@ -185,9 +181,9 @@ class TokenLoss:
         Raises:
             UnsupportedError: a mixture.
         """
-        logits = _logits(outputs)
-        labels = self._at_positions(labels, logits, self.ignore_index)
-        targets = _targets(labels, logits)
+        logits = logits_of(outputs)
+        labels = self.positions(labels, logits, self.ignore_index)
+        targets = targets_at(labels, logits)
         if not isinstance(logits, HiddenStates):
             log_p = torch.log_softmax(widened(logits.flatten(0, -2)), -1)
             return _shaped(self._measured(log_p, targets), labels)
@@ -218,25 +214,6 @@ class TokenLoss:
         means = sums[0] / sums[1].clamp(min=1)
         return dict(zip(self._sums, means.tolist()))
 
-    def _at_positions(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
-        """Labels, or their weights, at the positions that predict them."""
-        labels = self._behind_virtual_tokens(labels, logits, nothing)
-        return self.shifted(labels, nothing) if self.shift else labels
-
-    def _behind_virtual_tokens(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
-        """The labels of all positions: those of prompt tuning, which come first, have none."""
-        missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
-        if missing and missing == self._virtual_tokens:
-            return _padded(labels, (missing, 0), nothing)
-        if missing:
-            raise _of_another_batch(labels, logits)
-        return labels
-
-    def shifted(self, labels: Tensor, nothing: Optional[float] = None) -> Tensor:
-        """The label of the next position at each, so that nothing has to be cut out of logits."""
-        nothing = self.ignore_index if nothing is None else nothing
-        return _padded(labels, (0, 1), nothing)[..., 1:]
-
     def of_logits(
         self,
         logits: Any,
@@ -256,7 +233,7 @@ class TokenLoss:
             wanted = "`labels` that are indices of words, whole numbers"
             remedy = "Pass the index of each word; probabilities of words are no labels here."
             raise ConfigurationError(wanted, f"numbers of type {labels.dtype}", remedy)
-        targets = _targets(labels, logits)
+        targets = targets_at(labels, logits)
         counted = targets.ne(self.ignore_index).sum()
         if weights is not None:
             weights = weights.reshape(-1).to(logits.device)
@@ -456,32 +433,6 @@ class TokenLoss:
         return TokenMeasures(log_probs, entropy.masked_fill(~counted, 0), right)
 
 
-def _padded(values: Tensor, sides: Tuple[int, int], nothing: float) -> Tensor:
-    """Labels or weights with ``nothing`` beside them; short types of labels do not hold it."""
-    values = values if values.is_floating_point() else values.long()
-    return F.pad(values, sides, value=nothing)
-
-
-def _targets(labels: Tensor, logits: Any) -> Tensor:
-    """The labels where the outputs are, shape (T,).
-
-    Raises:
-        ConfigurationError: not one for each of the T positions of the outputs.
-    """
-    if labels.numel() != math.prod(logits.shape[:-1]):
-        raise _of_another_batch(labels, logits)
-    return labels.reshape(-1).to(logits.device).long()
-
-
-def _of_another_batch(labels: Tensor, logits: Any) -> ConfigurationError:
-    positions = " x ".join(map(str, logits.shape[:-1]))
-    return ConfigurationError(
-        f"a label for each of the {positions} positions of the outputs",
-        f"labels of shape {tuple(labels.shape)}",
-        "Pass the labels of the batch that the model was given.",
-    )
-
-
 def _shaped(tokens: TokenMeasures, labels: Tensor) -> TokenMeasures:
     return TokenMeasures(*(one.reshape(labels.shape) for one in tokens))
 
@@ -516,40 +467,3 @@ def _take(penalty: TablePenalty, model: nn.Module) -> None:
 def _check_has(model: nn.Module, layer: nn.Module, what: str) -> None:
     if not any(layer is part for part in model.modules()):
         raise of_another(what)
-
-
-def _logits(outputs: Any) -> Any:
-    if isinstance(outputs, (Tensor, HiddenStates)):
-        return outputs
-    if hasattr(outputs, "logits"):
-        return outputs.logits
-    if not isinstance(outputs, dict):
-        return outputs[0]
-    if "logits" not in outputs:
-        raise ConfigurationError(
-            "outputs of the model with `logits`",
-            f"{type(outputs).__name__} with {listed([*outputs])}",
-            "Pass the logits of the output layer themselves, such as outputs.prediction_logits.",
-        )
-    return outputs["logits"]
-
-
-def _shifts(model: nn.Module) -> bool:
-    """Whether the model's own loss compares a position with the next one's label."""
-    model = without_wrappers(model)
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False
-    loss_name = getattr(getattr(model, "loss_function", None), "__name__", "")
-    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-    if code is not None and "shift_logits" in code.co_varnames:  # a loss written there, as before
-        return True  # transformers 4.50
-    if loss_name == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
-        return True
-    if loss_name == "ForMaskedLMLoss" or type(model).__name__.endswith("ForMaskedLM"):
-        return False
-    raise ConfigurationError(
-        "`shift` for a model that does not tell whether its targets are the next tokens",
-        f"a {type(model).__name__}",
-        "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
-        "labels[t].",
-    )

@@ -671,7 +671,7 @@ def test_weights_and_measures_of_tokens(transformers, layout, table):
     scores = model(**inputs(model)).logits.double().detach()
     loss = fused_loss_(model, measures=True)
     weights = torch.linspace(-1, 2, LABELS.numel()).view(LABELS.shape)
-    shift = int(loss.shift)
+    shift = int(loss.positions.shift)
     labels, own = LABELS[:, shift:], scores[:, : LABELS.size(1) - shift]
     counted = labels.ne(-100)
     log_p = own.log_softmax(-1)

@@ -182,7 +182,7 @@ def test_mixtures(transformers, layout, kind, table):
         p = ((contexts @ weight.t()).softmax(-1) * prior.unsqueeze(-1)).sum(-2)
     else:
         p = ((contexts * prior.unsqueeze(-1)).sum(-2) @ weight.t()).softmax(-1)
-    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
+    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.positions.shift else LABELS
     expected = F.nll_loss(p.log().flatten(0, 1), targets.flatten())
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     model.eval()
