@@ -177,7 +177,7 @@ def main() -> None:
                     "seconds": statistics.median(times[of]),
                     "over its products": median_ratio(times[of], times[f"products of {of}"]),
                     "over fairseq": median_ratio(times[of], times["fairseq"]),
-                    **{kind: round(share, 3) for kind, share in shares(alternatives[of]).items()},
+                    **shares(alternatives[of]),
                 }
                 for of in ("fairseq", "this package")
             ]
