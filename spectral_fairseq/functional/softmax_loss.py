@@ -374,8 +374,10 @@ def _cross_entropy(
     options: _Options,
 ) -> Tuple[Tensor, ...]:
     check_loss_shapes(contexts, targets, matrix, bias)
-    check_range("`z_loss`", options.z_loss, at_least=0)
-    check_range("`softcap`", options.softcap, above=0, optional=True)
+    if options.z_loss:
+        check_range("`z_loss`", options.z_loss, at_least=0)
+    if options.softcap is not None:
+        check_range("`softcap`", options.softcap, above=0)
     if margin is not None:
         check_shape("`margin`", margin, targets.shape, "Give one number for each target.")
     if weights is not None:
