@@ -22,7 +22,13 @@ from spectral_fairseq.functional.row_norms import unit_rows
 
 
 def _mean_cosine(unit_sum: Tensor, with_direction: int, count: int) -> float:
-    """That of ``cosines.py``, from the sum of the unit vectors of ``count`` states."""
+    """The mean cosine of ``count`` states, as in ``cosines.py``.
+
+    Args:
+        unit_sum: sum of their unit vectors, shape (d,).
+        with_direction: how many are not zero.
+        count: how many there are.
+    """
     return (float(unit_sum.square().sum()) - with_direction) / (count * (count - 1))
 
 

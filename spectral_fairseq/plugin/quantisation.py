@@ -1,7 +1,7 @@
 """Refuses, before training, what fairseq's quantisation would leave without effect.
 
 ``--quantization-config-path`` replaces layers when the first epoch begins and between its stages. A
-feature that holds on to the layer before would go on with what is no part of the model any more.
+feature that kept the old layer would act on parameters that the model no longer has.
 ``--quant-noise-scalar`` lets an output layer compute its scores from a quantised copy of its table.
 """
 
@@ -57,7 +57,9 @@ def _check_layers(trainer: Any, patterns: List[str]) -> None:
     replaced = {name: modules[name] for name in names if name in modules}
     for objective in objectives_in(trainer):
         table = objective.control.table
-        for name, module in replaced.items() if table is not None else ():
+        if table is None:
+            continue
+        for name, module in replaced.items():
             if any(parameter is table for parameter in module.parameters(recurse=False)):
                 _refuse(name, objective.control.flag)
 

@@ -12,9 +12,10 @@ In order: ``training/trainer_callback.py: InTrainer`` or
 Note [Whose callback it is]
 ---------------------------
 Importing a framework takes seconds, and a program trains with one. So a callback belongs to the
-frameworks that are imported when it is made or, if none is, to those that are installed. It joins a
-framework that is imported later when that calls the first hook. The class that is made has the name
-of the one that was asked for, by which both frameworks keep the states of callbacks.
+frameworks that are imported when it is made or, if none is, to those that are installed. If another
+framework is imported later, the callback joins it at the first hook that is called. The class that
+is made has the name of the one that was asked for, by which both frameworks keep the states of
+callbacks.
 """
 
 from __future__ import annotations
