@@ -30,7 +30,7 @@ def _unneeded_copy() -> Optional[str]:
     import torch
 
     file = _Noting()
-    torch.save(torch.zeros(1), file)
+    torch.save(None, file)
     return "this torch writes copies" if file.kinds <= {bytes} else None
 
 
@@ -40,7 +40,8 @@ def save_whole(
 ) -> None:
     """Wrap ``torch_persistent_save``: in the background it writes one buffer."""
     if not async_write:
-        return original(obj, filename)
+        original(obj, filename)
+        return
     import torch
     from fairseq.file_io import PathManager
 
@@ -48,7 +49,6 @@ def save_whole(
     torch.save(obj, whole)
     with PathManager.opena(filename, "wb") as file:
         file.write(whole.getvalue())
-    return None
 
 
 ASYNCHRONOUS_CHECKPOINT = Patch(
