@@ -9,6 +9,7 @@ from typing import Union
 
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_file
 from spectral_fairseq.errors import CheckpointError, ForbiddenError
+from spectral_fairseq.files import names_in
 from spectral_fairseq.formats import FORMATS, Format, known, torch_file
 from spectral_fairseq.formats.folder import with_neighbours
 from spectral_fairseq.formats.several import files_of, joined
@@ -29,7 +30,8 @@ def open_model(path: Union[str, Path]) -> Stored:
         ConfigurationError: a package that reads the format is not installed.
     """
     file = model_file(path)
-    files = files_of(file, named=not os.path.isdir(path))
+    there = names_in(file.parent)
+    files = files_of(file, there, named=not os.path.isdir(path))
     forms = [_format_of(one) for one in files.paths]
     stored = joined(files, [form.read(one) for form, one in zip(forms, files.paths)])
     by_name = file.name in WEIGHTS or PART.fullmatch(file.name) is not None

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.json_files import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
-from spectral_fairseq.files import names_in
 from spectral_fairseq.formats.parts import check_no_part
 from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values
@@ -29,12 +28,14 @@ class Files(NamedTuple):
         paths: of all of them, in order.
         named: the one that was named: one of them, or the index.
         weight_map: name of a tensor -> name of its file, by the index; empty without one.
+        beside: names of other files in the folder that differ from the only one in one number.
         remark: what is said of the files that were read beside the one that was named.
     """
 
     paths: List[Path]
     named: Path
     weight_map: Mapping[str, str]
+    beside: Sequence[str] = ()
     remark: str = ""
 
     @property
@@ -43,11 +44,12 @@ class Files(NamedTuple):
         return len(self.paths) > 1 or bool(self.weight_map)
 
 
-def files_of(file: Path, named: bool) -> Files:
+def files_of(file: Path, there: Sequence[str], named: bool) -> Files:
     """All files of the model of which a file is one, or which an index names.
 
     Args:
         file: one of them, or the index.
+        there: the names in its folder.
         named: whether the file was named, and not its folder: then an index beside it may name it,
             and otherwise the folder may not hold the numbered files of two models.
 
@@ -56,14 +58,14 @@ def files_of(file: Path, named: bool) -> Files:
         DataError: an index that is not JSON.
     """
     if not named:
-        _check_one_set(file)
-    index, weight_map = _index_of(file, named)
+        _check_one_set(file, there)
+    index, weight_map = _index_of(file, there if named else ())
     if index is None:
         paths = _numbered_files(file)
         if len(paths) == 1:
-            return Files(paths, file, {})
+            return Files(paths, file, {}, _beside(file, there))
         remark = f"Read from {len(paths)} files, {paths[0].name} and those that belong to it."
-        return Files(paths, file, {}, remark)
+        return Files(paths, file, {}, remark=remark)
     if not weight_map:
         raise PartsError(f"an entry 'weight_map' with names of tensors in {index}", "none")
     names = {*weight_map.values()}
@@ -74,17 +76,18 @@ def files_of(file: Path, named: bool) -> Files:
             found = f"{name[:200]!r}, {'a path' if is_path else 'no such file'}"
             raise PartsError(f"the index {index} to name files beside it", found)
     for name in filter(_OF.search, names):
-        there = {path.name for path in _numbered_files(index.parent / name)}
-        if not there <= names:
+        numbered = {path.name for path in _numbered_files(index.parent / name)}
+        if not numbered <= names:
             raise PartsError(
-                f"the index {index} to name all {len(there)} files of which {name} is one",
-                f"no tensor of {listed(sorted(there - names))}",
+                f"the index {index} to name all {len(numbered)} files of which {name} is one",
+                f"no tensor of {listed(sorted(numbered - names))}",
             )
     remark = "" if file == index else f"Read from the files that {index.name} names."
-    return Files([index.parent / name for name in sorted(names)], file, weight_map, remark)
+    paths = [index.parent / name for name in sorted(names)]
+    return Files(paths, file, weight_map, remark=remark)
 
 
-def _index_of(file: Path, named: bool) -> Tuple[Optional[Path], Dict[str, str]]:
+def _index_of(file: Path, there: Sequence[str]) -> Tuple[Optional[Path], Dict[str, str]]:
     """The index of the files of which one was named, or that is named, and what it names.
 
     Returns:
@@ -92,7 +95,7 @@ def _index_of(file: Path, named: bool) -> Tuple[Optional[Path], Dict[str, str]]:
         index has no such entry.
     """
     is_index = file.name.endswith(".index.json")
-    beside = sorted(file.parent.glob("*.index.json")) if named else []
+    beside = [file.with_name(name) for name in there if name.endswith(".index.json")]
     for index in [file] if is_index else filter(os.path.isfile, beside):
         try:
             read = read_json_object(index, "the index of a model in several files")
@@ -143,10 +146,9 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
             part of a model that one of several processes has.
     """
     if not files.are_several:
-        # fairseq's own checkpoints have their numbers by epoch and update.
-        beside = [] if read[0].checkpoint else _beside(files.named)
         check_no_part(files.named)
-        return replace(read[0], beside=beside)
+        # fairseq's own checkpoints have their numbers by epoch and update.
+        return replace(read[0], beside=[] if read[0].checkpoint else files.beside)
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     holders: Dict[str, List[int]] = {}
@@ -175,7 +177,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
     )
 
 
-def _check_one_set(file: Path) -> None:
+def _check_one_set(file: Path, there: Sequence[str]) -> None:
     """Refuse the numbered files of several models in one folder, of which the first would be read.
 
     Raises:
@@ -186,7 +188,7 @@ def _check_one_set(file: Path) -> None:
         return
     around = file.name[: numbered.start()], file.name[numbered.end() :]
     counts = set()
-    for name in names_in(file.parent):
+    for name in there:
         other = _OF.search(name)
         if other is not None and (name[: other.start()], name[other.end() :]) == around:
             counts.add(int(other[2]))
@@ -198,13 +200,13 @@ def _check_one_set(file: Path) -> None:
         )
 
 
-def _beside(file: Path) -> List[str]:
+def _beside(file: Path, there: Sequence[str]) -> List[str]:
     """The names of files beside one that differ from its name in one number only."""
     parts = re.split(r"(\d+)", file.name)
     found = []
-    for name in names_in(file.parent):
+    for name in there:
         others = re.split(r"(\d+)", name)
         differing = [place for place, (a, b) in enumerate(zip(parts, others)) if a != b]
         if len(parts) == len(others) and len(differing) == 1 and differing[0] % 2:
             found.append(name)
-    return sorted(found)
+    return found
