@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any, Iterator, List, Mapping, Optional
 
 # Classes of transformers that end in an output layer over words, and what comes before that in the
@@ -20,9 +21,41 @@ _TIED = frozenset(
 )
 
 
-def vocabulary_sizes(settings: Mapping[str, Any]) -> List[int]:
-    """The numbers of words that the settings of a model give, of each vocabulary one."""
-    return sorted(set(_sizes(settings)))
+@dataclass(frozen=True)
+class ModelConfig:
+    """What the settings of a model say of its words and its output layer.
+
+    Attributes:
+        sizes: the numbers of words, of each vocabulary one.
+        shares: whether the output layer shares the input's table; None if they do not say.
+        by_default: whether it shares it by the default of the model's class.
+        padding: the row of the padding symbol, unless the symbol has another meaning as well.
+        dim: the length of a word's vector, where the params.json of Llama says it.
+    """
+
+    sizes: List[int] = field(default_factory=list)
+    shares: Optional[bool] = None
+    by_default: bool = False
+    padding: List[int] = field(default_factory=list)
+    dim: Optional[int] = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ModelConfig:
+        """Read what a config.json or a params.json holds."""
+        with_text = _text_settings(settings)
+        ties, dim = with_text.get("tie_word_embeddings"), settings.get("dim")
+        return cls(
+            sizes=sorted(set(_sizes(settings))),
+            shares=ties if isinstance(ties, bool) else None,
+            by_default=_shares_by_default(settings),
+            padding=_padding_rows(with_text),
+            dim=dim if "norm_eps" in settings and type(dim) is int else None,
+        )
+
+
+def writes_words(name: str) -> bool:
+    """Whether a model ends in an output layer over words, by the name of its class."""
+    return _WRITES_WORDS.search(name) is not None
 
 
 def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
@@ -33,38 +66,22 @@ def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
             yield value
 
 
-def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the part of a model that has the words, with those of the whole before it."""
     parts = (settings.get(name) for name in ("text_config", "decoder"))
     inner = next((part for part in parts if isinstance(part, Mapping)), {})
     return {**inner, **{name: value for name, value in settings.items() if value is not None}}
 
 
-def shares_output(settings: Mapping[str, Any]) -> Optional[bool]:
-    """Whether the settings say that the output layer shares the input's table; None if silent."""
-    ties = text_settings(settings).get("tie_word_embeddings")
-    return ties if isinstance(ties, bool) else None
-
-
-def writes_words(name: str) -> bool:
-    """Whether a model ends in an output layer over words, by the name of its class."""
-    return _WRITES_WORDS.search(name) is not None
-
-
-def shares_by_default(settings: Mapping[str, Any]) -> bool:
-    """Whether the output layer shares the input's table by the default of the model's class.
-
-    config.json may leave ``tie_word_embeddings`` out where it has that default.
-    """
+def _shares_by_default(settings: Mapping[str, Any]) -> bool:
+    # config.json may leave ``tie_word_embeddings`` out where it has its class's own default.
     classes = settings.get("architectures")
     names = map(str, classes) if isinstance(classes, list) else ()
     found = filter(None, map(_WRITES_WORDS.search, names))
     return any(match.string[: match.start()] in _TIED for match in found)
 
 
-def padding_rows(settings: Mapping[str, Any]) -> List[int]:
-    """The row of the padding symbol, unless the symbol has another meaning as well."""
-    settings = text_settings(settings)
+def _padding_rows(settings: Mapping[str, Any]) -> List[int]:
     row = settings.get("pad_token_id")
     others: List[Any] = []
     for name in ("bos_token_id", "eos_token_id", "unk_token_id"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from spectral_fairseq.checkpoints.json_files import read_json_object
-from spectral_fairseq.formats.config import padding_rows
+from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.words import words_beside
 
@@ -27,16 +27,17 @@ def with_neighbours(stored: Stored, folder: Path, name: str) -> Stored:
         DataError: a file that is no JSON.
     """
     # Llama and Mistral have params.json beside the files of their own form.
-    config = _settings(folder / "config.json") or _settings(folder / "params.json")
+    settings = _settings(folder / "config.json") or _settings(folder / "params.json")
+    config = ModelConfig.of(settings)
     state = _settings(folder / "trainer_state.json")
-    names = config.get("architectures")
-    arch = names[0] if isinstance(names, list) and names else config.get("model_type")
+    names = settings.get("architectures")
+    arch = names[0] if isinstance(names, list) and names else settings.get("model_type")
     epoch, updates = state.get("epoch"), state.get("global_step")
     return replace(
         stored,
         find_words=partial(words_beside, folder, name),
-        settings=config or stored.settings,
-        uncounted=padding_rows(config),
+        config=config if settings else stored.config,
+        uncounted=config.padding,
         arch=None if arch is None else str(arch),
         # Python's json reads NaN and Infinity.
         epoch=int(epoch) if isinstance(epoch, (int, float)) and math.isfinite(epoch) else None,

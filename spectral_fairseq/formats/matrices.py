@@ -18,7 +18,6 @@ from spectral_fairseq.embeddings.entries import (
     same_table,
 )
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, listed
-from spectral_fairseq.formats.config import shares_by_default, shares_output, vocabulary_sizes
 from spectral_fairseq.formats.roles import (
     adapted,
     has_output,
@@ -48,8 +47,6 @@ class Matrices:
     Attributes:
         stored: the model.
         sizes: the numbers of words that its settings give, of each vocabulary one.
-        shares: whether they say that the output layer shares the input's table; None if silent.
-        by_default: whether the output layer shares it by the default of its class.
         tensors: name -> tensor.
         unread: name -> what cannot be read as a table.
         modules: module -> entry -> tensor.
@@ -63,9 +60,7 @@ class Matrices:
         self.tensors, self.unread = stored.tensors, stored.unread
         if "embeddings" in self.tensors and "mapping" in self.tensors:
             self._leave_out_clusters()
-        self.sizes = vocabulary_sizes(stored.settings)
-        self.shares = shares_output(stored.settings)
-        self.by_default = shares_by_default(stored.settings)
+        self.sizes = stored.config.sizes
         if factored_kind(entries_by_module(self.tensors).get("", {})):  # a table alone
             self.tensors = {f"table.{key}": tensor for key, tensor in self.tensors.items()}
         self.modules = entries_by_module(self.tensors)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.formats.config import padding_rows
+from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.roles import may_be_table
 from spectral_fairseq.formats.state_dicts import state_dict_of, tensor_of
 from spectral_fairseq.formats.stored import Stored
@@ -65,11 +65,11 @@ def _module(model: nn.Module, kind: str) -> Stored:
     words = {
         k: layer for k, layer in inputs.items() if may_be_table(k, *layer.weight.shape)
     } or inputs
-    config = getattr(getattr(model, "module", model), "config", None)
-    settings: Any = {}
-    if config is not None and hasattr(config, "to_dict"):  # of transformers
-        settings = config.to_dict()
-        padding = padding_rows(settings)
+    settings = getattr(getattr(model, "module", model), "config", None)
+    config = ModelConfig()
+    if settings is not None and hasattr(settings, "to_dict"):  # of transformers
+        config = ModelConfig.of(settings.to_dict())
+        padding = config.padding
     else:
         padding = sorted({row for layer in words.values() for row in _left_out(layer)})
     return Stored(
@@ -79,7 +79,7 @@ def _module(model: nn.Module, kind: str) -> Stored:
         uncounted=padding,
         arch=kind,
         unread=unread,
-        settings=settings,
+        config=config,
     )
 
 

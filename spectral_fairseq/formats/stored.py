@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence,
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.formats.config import ModelConfig
 
 
 class Unread(NamedTuple):
@@ -44,7 +45,7 @@ class Stored:
         file: that was read; the index of several, and None for a model in memory.
         files: name of a tensor -> its file, of a model in several files.
         beside: names of files whose names differ from that of ``file`` in a number only.
-        settings: of the model, as its config.json or params.json gives them.
+        config: what the model's settings say, as its config.json or params.json gives them.
         arch: name of the architecture, if it is known.
         epoch: epoch of the training, if it is known.
         updates: updates of the training, if they are known.
@@ -61,7 +62,7 @@ class Stored:
     file: Optional[Path] = None
     files: Mapping[str, Path] = field(default_factory=dict)
     beside: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
     arch: Optional[str] = None
     epoch: Optional[int] = None
     updates: Optional[int] = None

@@ -17,6 +17,7 @@ from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.state_dicts import check_saved_whole, state_dict_of
 from spectral_fairseq.formats.stored import Stored, Unread, find_no_words
 
@@ -64,7 +65,8 @@ def read(path: Path) -> Stored:
         return _of_training(stored, whole, name_in(model, "arch"))
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
-    return replace(stored, settings=padded, find_words=partial(_words_beside, state))
+    config = ModelConfig.of(padded)
+    return replace(stored, config=config, find_words=partial(_words_beside, state))
 
 
 def _words_beside(state: Any, table: str, rows: int) -> Tuple[Optional[WordList], str]:

@@ -12,13 +12,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
 from torch import Tensor
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.embeddings.entries import (
-    kind_of,
-)
+from spectral_fairseq.embeddings.entries import kind_of
 from spectral_fairseq.errors import CHOOSE, CheckpointError, DataError, listed
-from spectral_fairseq.formats.config import (
-    writes_words,
-)
+from spectral_fairseq.formats.config import writes_words
 from spectral_fairseq.formats.matrices import Matrices
 from spectral_fairseq.formats.roles import (
     adapted,
@@ -120,10 +116,10 @@ def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
         output = STORED
     elif unread:
         output = UNREAD
-    elif matrices.shares is not None:
-        output = SHARED if matrices.shares else OWN
+    elif stored.config.shares is not None:
+        output = SHARED if stored.config.shares else OWN
     else:
-        output = BY_DEFAULT if matrices.by_default else UNKNOWN
+        output = BY_DEFAULT if stored.config.by_default else UNKNOWN
     return Choice(
         names=names,
         entries=matrices.entries_of(names[0]),
@@ -167,7 +163,7 @@ def _check_output(matrices: Matrices, unread: Mapping[str, str]) -> None:
         rows = matrices.shape(single)[0] if single is not None else 0
         larger = {k: v for k, v in matrices.unread.items() if v.shape[1:] and v.shape[0] >= rows}
         _refuse_unread(stored, {key: array.why for key, array in larger.items()})
-    elif matrices.shares is False and not unread and not has_output(tables):
+    elif stored.config.shares is False and not unread and not has_output(tables):
         if writes_words(stored.arch or ""):
             raise CheckpointError(
                 f"the output layer of {stored.arch}, which has a table of its own by the settings, "
@@ -184,7 +180,7 @@ def _check_copies(matrices: Matrices) -> None:
     parameters are two.
     """
     stored, tables = matrices.stored, matrices.tables
-    if stored.file is None or matrices.shares is not True:
+    if stored.file is None or stored.config.shares is not True:
         return
     shapes = {names[0]: matrices.shape(names[0]) for names in tables}
     outputs = [names for names in output_tables(tables) if has_output_beside([names])]
@@ -263,11 +259,10 @@ def _declared_otherwise(matrices: Matrices, names: Sequence[str], wanted: Option
     known = any(names[0] in table for table in matrices.tables)
     if wanted is not None and not known:
         return ""
-    settings, sizes = matrices.stored.settings, matrices.sizes
+    sizes, dim = matrices.sizes, matrices.stored.config.dim
     rows, columns = matrices.shape(names[0])
-    dim = settings.get("dim")
     short = bool(sizes) and rows < sizes[0]
-    narrow = "norm_eps" in settings and type(dim) is int and columns < dim  # of Llama
+    narrow = dim is not None and columns < dim
     if not short and not narrow:
         return ""
     declared = f"{sizes[0]} words" if short else f"vectors of {dim} numbers"

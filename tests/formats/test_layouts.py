@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.formats.config import shares_by_default, shares_output
+from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.memory import open_memory
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.formats.table import read_table
@@ -68,5 +68,6 @@ def test_silent_settings_have_the_default_of_the_class(transformers, stem):
     config = getattr(transformers, f"{stem}Config")()
     names = [f"{stem}{end}" for end in ENDS if hasattr(transformers, f"{stem}{end}")]
     for name in names:
-        assert shares_by_default({"architectures": [name]}) is config.tie_word_embeddings, name
-    assert shares_output({"architectures": names}) is None
+        by_default = ModelConfig.of({"architectures": [name]}).by_default
+        assert by_default is config.tie_word_embeddings, name
+    assert ModelConfig.of({"architectures": names}).shares is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis.wording import choice_in_words
+from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.roles import is_output, may_be_table
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.which_table import choose
@@ -33,7 +34,7 @@ def describe_choice(chosen, tables, **settings):
     held = {name: number for number, names in enumerate(tables) for name in names}
     tensors = {f"{name}.weight": torch.full((9, 4), float(held[name])) for name in held}
     tensors.update({name: torch.ones(9, 4) for name in chosen if name not in held})
-    model = Stored("model", tensors, settings=settings)
+    model = Stored("model", tensors, config=ModelConfig.of(settings))
     return choice_in_words(choose(model, chosen[0]), model)
 
 
