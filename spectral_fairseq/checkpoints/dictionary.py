@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.settings import (
-    checkpoint_settings,
     data_folder_in,
     name_in,
 )
@@ -127,12 +126,16 @@ def other_rows(rows: int, table: str, found: str) -> DataError:
     )
 
 
-def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> List[Path]:
+def dictionary_files(where: Path, task: Mapping[str, Any], table: str) -> List[Path]:
     """The dictionaries in a folder of binarised data that could belong to a table.
 
     The most likely one is first; that of the source language for a table of the encoder.
+
+    Args:
+        where: the folder.
+        task: settings of the training's task; empty if they are not known.
+        table: its name.
     """
-    task = checkpoint_settings(checkpoint, "task")
     # The checkpoint of a training without --source-lang and --target-lang names no languages.
     source, target = _language_pair(where)
     languages = [task.get("target_lang") or target, task.get("source_lang") or source]
@@ -152,12 +155,11 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
     return [where / name for name in dict.fromkeys(names) if os.path.isfile(where / name)]
 
 
-def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
+def added_symbols(task: Mapping[str, Any], where: Path) -> List[str]:
     """The symbols that the task of a training appends to the dictionaries that it reads.
 
     They are languages and the mask of denoising, in the order in which fairseq appends them.
     """
-    task = checkpoint_settings(checkpoint, "task")
     name = str(name_in(task, "task"))
     pairs, languages = _languages_of_pairs(task), _listed(task.get("langs"))
     if name in _MASKING:
@@ -231,7 +233,7 @@ def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
 
 def find_dictionary(
     given: Optional[Union[str, Path]],
-    checkpoint: Mapping[str, Any],
+    task: Mapping[str, Any],
     table: str,
     rows: int,
     path: Any,
@@ -241,7 +243,7 @@ def find_dictionary(
     Args:
         given: value of ``--dict``, a file or a folder of binarised data; ``None`` looks for the
             folder that the checkpoint was trained on.
-        checkpoint: as loaded.
+        task: settings of the training's task, as ``checkpoint_settings`` gives them.
         table: name of the table.
         rows: number of rows of the table.
         path: of the checkpoint, for messages.
@@ -255,20 +257,20 @@ def find_dictionary(
     if given is not None:
         file = Path(given)
         if os.path.isdir(file):
-            files = dictionary_files(file, checkpoint, table)
+            files = dictionary_files(file, task, table)
             if not files:
                 there = listed(sorted(text_file.name for text_file in file.glob("dict.*.txt")))
                 wanted = f"dict.txt in {file}, or that of a language in the checkpoint's settings"
                 raise DataError(wanted, there, "Name the file itself with --dict.")
         else:
             files = [file]
-        words = fitting_dictionary(files, rows, checkpoint)
+        words = fitting_dictionary(files, rows, task)
         if words is None:
-            words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
+            words, added = read_dictionary(files[0]), added_symbols(task, files[0].parent)
             sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} appended by its task"
             raise other_rows(rows, f"{table} in {path}", sizes)
         return words, "given"
-    recorded = data_folder_in(checkpoint_settings(checkpoint, "task"))
+    recorded = data_folder_in(task)
     folders = _training_folders(recorded, path)
     if not folders:
         return None, (
@@ -277,8 +279,8 @@ def find_dictionary(
             else "none given, and the checkpoint does not say where its data are"
         )
     for folder in folders:
-        files = dictionary_files(folder, checkpoint, table)
-        fitting = fitting_dictionary(files, rows, checkpoint)
+        files = dictionary_files(folder, task, table)
+        fitting = fitting_dictionary(files, rows, task)
         if fitting is not None:
             return fitting, "found in the folder of the training data"
     return None, f"none given, and none of {rows} symbols in the training data's folder"
@@ -298,14 +300,14 @@ def _training_folders(recorded: str, path: Any) -> List[Path]:
 
 
 def fitting_dictionary(
-    files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]
+    files: Sequence[Path], rows: int, task: Mapping[str, Any]
 ) -> Optional[WordList]:
     """The first dictionary of so many rows, with the symbols that the task appends to it."""
     for file in files:
         words = read_dictionary(file)
         added = [
             symbol
-            for symbol in dict.fromkeys(added_symbols(checkpoint, file.parent))
+            for symbol in dict.fromkeys(added_symbols(task, file.parent))
             if symbol not in words.symbols
         ]
         if len(words.symbols) + len(added) == rows:

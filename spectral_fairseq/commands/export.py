@@ -208,8 +208,10 @@ def _dictionaries(
         find_dictionary,
         fitting_dictionary,
     )
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings
 
     model = collapse_tables(checkpoint["model"])
+    task = checkpoint_settings(checkpoint, "task")
     dictionaries: Dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         table = f"{side}.embed_tokens.weight"
@@ -217,11 +219,11 @@ def _dictionaries(
             continue
         rows = len(model[table])
         if args.data:
-            files = dictionary_files(Path(args.data), checkpoint, table)
-            words = fitting_dictionary(files, rows, checkpoint)
+            files = dictionary_files(Path(args.data), task, table)
+            words = fitting_dictionary(files, rows, task)
             why = f"none of {rows} symbols in {args.data}"
         else:
-            words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
+            words, why = find_dictionary(None, task, table, rows, args.checkpoint)
         if words is None:
             remedy = "Name the folder of the training data's dictionaries with --data."
             raise MissingDataError(f"the dictionary of {table}", why, remedy)
@@ -233,15 +235,13 @@ def _dictionaries(
     return (
         source,
         target,
-        (_language(checkpoint, source, "source"), _language(checkpoint, target, "target")),
+        (_language(task, source, "source"), _language(task, target, "target")),
     )
 
 
-def _language(checkpoint: Dict[str, Any], words: Any, side: str) -> str:
+def _language(task: Dict[str, Any], words: Any, side: str) -> str:
     """The language of a side: that of the training, else that in the name of its dictionary."""
-    from spectral_fairseq.checkpoints.settings import checkpoint_settings
-
-    named = checkpoint_settings(checkpoint, "task").get(f"{side}_lang")
+    named = task.get(f"{side}_lang")
     in_name = re.fullmatch(r"dict\.(.+)\.txt", words.path.name)
     return str(named or (in_name[1] if in_name else side))
 

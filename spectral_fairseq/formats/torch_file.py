@@ -62,7 +62,7 @@ def read(path: Path) -> Stored:
         raise CheckpointError(wanted, shown[:300] or "nothing", "Save model.state_dict().")
     stored = Stored(str(path), tensors, unread, path)
     if of_fairseq:
-        return _of_training(stored, whole, name_in(model, "arch"))
+        return _of_training(stored, whole, task, name_in(model, "arch"))
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
     config = ModelConfig.of(padded)
@@ -78,7 +78,9 @@ def _words_beside(state: Any, table: str, rows: int) -> Tuple[Optional[WordList]
     return find_no_words(table, rows)
 
 
-def _of_training(stored: Stored, checkpoint: Dict[str, Any], arch: Any) -> Stored:
+def _of_training(
+    stored: Stored, checkpoint: Dict[str, Any], task: Mapping[str, Any], arch: Any
+) -> Stored:
     """The model of a fairseq checkpoint, with what that says of its words and its training."""
     del checkpoint["model"]
     checkpoint.pop("last_optimizer_state", None)
@@ -90,7 +92,7 @@ def _of_training(stored: Stored, checkpoint: Dict[str, Any], arch: Any) -> Store
         epoch -= 1  # at the end of an epoch, fairseq saves the number of the next
     return replace(
         stored,
-        find_words=partial(find_dictionary, None, checkpoint, path=stored.file),
+        find_words=partial(find_dictionary, None, task, path=stored.file),
         uncounted=[PADDING_ROW],
         arch=None if arch is None else str(arch),
         epoch=None if epoch is None else int(epoch),

@@ -37,6 +37,7 @@ from spectral_fairseq.checkpoints.dictionary import (
     read_dictionary,
 )
 from spectral_fairseq.checkpoints.json_files import read_json
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,
@@ -359,7 +360,8 @@ def words_of(
         return opened.find_words(table, rows)
     path = Path(given)
     if opened.checkpoint and (os.path.isdir(path) or is_dictionary(path)):
-        return find_dictionary(path, opened.checkpoint, table, rows, opened.name)
+        task = checkpoint_settings(opened.checkpoint, "task")
+        return find_dictionary(path, task, table, rows, opened.name)
     if os.path.isdir(path):
         vocabulary = vocabulary_file(path, "encoder" not in table.split("."))
         files = [vocabulary] if vocabulary is not None else dictionary_files(path, {}, table)

@@ -63,7 +63,7 @@ ENCODER, DECODER = "encoder.embed_tokens", "decoder.embed_tokens"
 
 def found(given, task, table=DECODER, rows=10):
     """The dictionary of a table of a training with these settings, and what is said of it."""
-    return find_dictionary(given, {"cfg": {"task": task}}, table, rows, "x.pt")
+    return find_dictionary(given, task, table, rows, "x.pt")
 
 
 def write(folder, **sizes):
@@ -110,7 +110,7 @@ def test_only_a_dictionary_of_the_right_size_is_taken(tmp_path):
 
 
 def test_none(tmp_path):
-    words, remark = find_dictionary(None, {"args": None, "cfg": None}, "t", 5, "x.pt")
+    words, remark = find_dictionary(None, {}, "t", 5, "x.pt")
     assert words is None and "none given" in remark
     with pytest.raises(DataError, match="none"):
         find_dictionary(tmp_path, {}, "t", 5, "x.pt")
@@ -122,13 +122,13 @@ def test_data_by_a_path_relative_to_where_the_training_started(tmp_path, monkeyp
     (tmp_path / "data").mkdir()
     save_dictionary(tmp_path / "data" / "dict.txt", 3)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    checkpoint = {"cfg": {"task": {"data": "data"}}}
+    task = {"data": "data"}
     path = tmp_path / "run" / "checkpoints" / "checkpoint_best.pt"
-    words, _ = find_dictionary(None, checkpoint, "t", 7, path)
+    words, _ = find_dictionary(None, task, "t", 7, path)
     assert words.path == tmp_path / "data" / "dict.txt"
-    assert find_dictionary(None, checkpoint, "t", 8, path)[0] is None
-    checkpoint["cfg"]["task"]["data"] = "absent"
-    words, remark = find_dictionary(None, checkpoint, "t", 7, path)
+    assert find_dictionary(None, task, "t", 8, path)[0] is None
+    task["data"] = "absent"
+    words, remark = find_dictionary(None, task, "t", 7, path)
     assert words is None and "'absent'" in remark
 
 
