@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -17,16 +17,14 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
-from spectral_fairseq.formats.counts import Counts, read_counts, with_counts
+from spectral_fairseq.formats.counts import Counts, words_and_counts
 from spectral_fairseq.formats.memory import open_memory
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import StoredTable, read_table
 from spectral_fairseq.formats.which_table import Choice, choose
-from spectral_fairseq.formats.words import words_of
 from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.methods.prior import OPTIONS, prior_of
 from spectral_fairseq.options import arguments
@@ -66,7 +64,8 @@ def analyse_model(
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
     choice = choose(opened, table)
-    words, remark = _words_of_rows(opened, choice, dictionary, counts)
+    rows, _ = choice.shape
+    words, remark = words_and_counts(opened, choice.names[0], rows, dictionary, counts)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
@@ -105,31 +104,6 @@ def analyse_model(
     result["signature"] = signature_of(result, options)
     progress.end()
     return Analysed(result, measured)
-
-
-def _words_of_rows(
-    opened: Stored,
-    choice: Choice,
-    dictionary: Optional[Union[str, Path]],
-    counts: Optional[Union[str, Path, Counts]],
-) -> Tuple[Optional[WordList], str]:
-    """The words of a table's rows with their counts, as far as they are known.
-
-    Returns:
-        The words or None, and a sentence on which dictionary was chosen.
-    """
-    rows, _ = choice.shape
-    words, remark = words_of(opened, choice.names[0], rows, dictionary)
-    if words is not None:  # what the settings say of padding counts whatever its token is called
-        padding = [row for row in opened.uncounted if row < rows]
-        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
-    if counts is None:
-        return words, remark
-    if isinstance(counts, (str, os.PathLike)):
-        word_counts, source = read_counts(Path(counts)), str(counts)
-    else:
-        word_counts, source = counts, "the given counts"
-    return with_counts(words, word_counts, rows, source, opened.uncounted), remark
 
 
 def _is_language_model(opened: Stored) -> bool:
