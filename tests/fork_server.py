@@ -68,8 +68,30 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_ANSWER = 134  # as a shell reports a process that was aborted
 
 
+def run_python(argv: Sequence[str]) -> None:
+    """Become ``python -c PROGRAM``, ``python -m MODULE`` or ``python SCRIPT``, and arguments."""
+    for module in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[module]  # a copy of the repository has its own
+    sys.path[1:1] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if argv[1] == "-c":
+        sys.argv = ["-c", *argv[3:]]
+        exec(argv[2], {"__name__": "__main__"})
+    elif argv[1] == "-m":
+        sys.argv = list(argv[2:])
+        runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(argv[1:])
+        sys.path[0] = str(Path(argv[1]).resolve().parent)
+        runpy.run_path(argv[1], run_name="__main__")
+
+
 def run_program(argv: Sequence[str]) -> None:
-    """Become ``argv[0]``: its console script after :func:`import_plugin`, else ``python -m``."""
+    """Become ``argv[0]``: its console script after :func:`import_plugin`, else ``python -m``.
+
+    ``python`` itself is :func:`run_python`.
+    """
+    if argv[0] == "python":
+        return run_python(argv)
     if argv[0] in SET_UP_LOGGING_FIRST:
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from argparse import Namespace
 
 import pytest
@@ -98,17 +96,17 @@ def variant(checkpoint, flags):
     return {**changed, "model": model.state_dict()}
 
 
-def safely_loaded(*paths):
-    """The archs of checkpoints, loaded in a new process: this one's allow-list is longer."""
-    code = (
-        "import sys, torch\n"
-        "for path in sys.argv[1:]:\n"
-        "    c = torch.load(path, map_location='cpu', weights_only=True)\n"
-        "    print(c['cfg']['model']['_name'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
+LOAD_SAFELY = """
+import sys, torch
+for path in sys.argv[1:]:
+    print(torch.load(path, map_location="cpu", weights_only=True)["cfg"]["model"]["_name"])
+"""
+
+
+@pytest.fixture
+def safely_loaded(run_cli):
+    """The archs of checkpoints, loaded in another process: this one's allow-list is longer."""
+    return lambda *paths: run_cli("python", "-c", LOAD_SAFELY, *paths).stdout.split()
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -177,7 +175,7 @@ def test_half_precision_and_copies_of_a_shared_table(checkpoint):
 @pytest.mark.skipif(
     not hasattr(torch.serialization, "add_safe_globals"), reason="weights_only is young"
 )
-def test_no_unsafe_globals(train, export):
+def test_no_unsafe_globals(train, export, safely_loaded):
     paths = [export(last(train, kind), f"{kind}.pt") for kind in ("three ways", "language model")]
     assert safely_loaded(*paths) == ["transformer", "transformer_lm"]
 
@@ -262,7 +260,16 @@ def test_not_a_number_is_not_equal():
     ("transformer_lm", "cross_entropy", TIED, "fairseq-eval-lm"),
 ])  # fmt: skip
 def test_a_plain_checkpoint_is_saved_anew_for_fairseq_alone(
-    arch, criterion, flag, program, train, export, request, run_without_plugin, tmp_path
+    arch,
+    criterion,
+    flag,
+    program,
+    train,
+    export,
+    request,
+    run_without_plugin,
+    safely_loaded,
+    tmp_path,
 ):
     """fairseq saves objects that torch >= 2.6 refuses to load, unless it is told to trust them."""
     path = train(arch, criterion, flag) / "checkpoint_last.pt"
@@ -314,7 +321,7 @@ def test_settings_that_a_tool_has_left_out_are_not_needed(checkpoint, smoothing)
     assert plain["optimizer_history"][0]["num_updates"] == 0
 
 
-def test_a_namespace_elsewhere_becomes_safe(checkpoint, tmp_path):
+def test_a_namespace_elsewhere_becomes_safe(checkpoint, safely_loaded, tmp_path):
     task = dict(checkpoint["cfg"]["task"])
     legacy = Namespace(**{**task, "task": task.pop("_name")})
     plain, _ = export_plain.export_checkpoint(with_settings(checkpoint, task=legacy))

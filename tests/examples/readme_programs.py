@@ -7,7 +7,6 @@ these functions: :func:`run` runs the command at the sizes of :mod:`readme_subst
 
 import importlib
 import inspect
-import runpy
 import sys
 from pathlib import Path
 
@@ -26,19 +25,13 @@ PARSERS = {
 def run(argv):
     """Become the command, at the sizes of the table of substitutions."""
     argv = readme_substitutions.substitute(argv)
-    if argv[0] != "python":
-        del sys.path[0]  # the working directory, from which an installed program imports nothing
-        fork_server.run_program(argv)
-    elif argv[1] == "-m":
-        sys.argv = argv[2:]
-        runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = argv[1:]
+    if argv[1:] and argv[1] in readme_substitutions.PARSED_ONLY:
         sys.path[0] = str(Path(argv[1]).resolve().parent)
-        if argv[1] in readme_substitutions.PARSED_ONLY:
-            _parse_arguments_of(argv[1], argv[2:])
-        else:
-            runpy.run_path(argv[1], run_name="__main__")
+        _parse_arguments_of(argv[1], argv[2:])
+    else:
+        if argv[0] != "python":
+            del sys.path[0]  # the working directory; an installed program imports nothing from it
+        fork_server.run_program(argv)
 
 
 def _parse_arguments_of(script, argv):
