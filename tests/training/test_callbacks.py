@@ -1,6 +1,7 @@
 """The callbacks under the real trainers: steps, rates, measures, checkpoints, plain saves."""
 
 import copy
+import importlib.util
 import json
 import math
 import os
@@ -465,12 +466,10 @@ def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("transformers")
-@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_framework_is_imported_where_it_is_used(name):
+def test_a_framework_is_imported_where_it_is_used(transformers):
     """A program with Trainer would wait for Lightning, some seconds each time."""
     program = """
-import copy, importlib, pickle, sys
+import copy, gc, importlib, os, pickle, sys
 from spectral_fairseq.training.callbacks import SpectralCallback, SpectralLightningCallback
 assert not {"transformers", "lightning"} & {*sys.modules}
 from transformers import TrainerCallback
@@ -482,17 +481,24 @@ for kind in (SpectralCallback, Own):
         assert type(other) is type(callback) and vars(other) == vars(callback)
         assert isinstance(other, kind) and type(other).__name__ == kind.__name__
     assert not hasattr(callback, "setup")
-lightning = importlib.import_module(sys.argv[1])
-for hook in (callback.setup, callback.on_step_end, SpectralLightningCallback().teardown):
-    assert callable(hook)
-assert isinstance(callback, lightning.Callback) and callback.measure_every == 3
-assert isinstance(callback, TrainerCallback) and isinstance(callback, Own)
-other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning"}[sys.argv[1]]
-assert other not in sys.modules
-assert callback.state_key == "Own"
+gc.freeze()  # a collection in every fork would copy the memory that they share
+others = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning"}
+for name in sys.argv[1:]:
+    if os.fork():
+        assert os.wait()[1] == 0, name
+        continue
+    lightning = importlib.import_module(name)
+    for hook in (callback.setup, callback.on_step_end, SpectralLightningCallback().teardown):
+        assert callable(hook)
+    assert isinstance(callback, lightning.Callback) and callback.measure_every == 3
+    assert isinstance(callback, TrainerCallback) and isinstance(callback, Own)
+    assert others[name] not in sys.modules
+    assert callback.state_key == "Own"
+    os._exit(0)
 """
-    pytest.importorskip(name)
-    subprocess.run([sys.executable, "-c", program, name], check=True)
+    packages = [("lightning", "lightning.pytorch"), ("pytorch_lightning", "pytorch_lightning")]
+    names = [name for package, name in packages if importlib.util.find_spec(package) is not None]
+    subprocess.run([sys.executable, "-c", program, *names], check=True)
 
 
 @pytest.mark.slow
@@ -503,15 +509,17 @@ def test_trainer_beside_a_torchaudio_that_cannot_be_loaded(transformers, tmp_pat
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.0\n")
     (information / "RECORD").write_text("torchaudio/__init__.py,,\n")
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(tmp_path), str(root)])
-    for program in (
-        "import spectral_fairseq.training.callbacks; from transformers import Trainer",
-        "from spectral_fairseq.training import weight_norm_; from transformers import Trainer",
-    ):
-        subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
-        )
+    program = """
+import sys
+from spectral_fairseq.training import weight_norm_
+assert sys.modules.pop("torchaudio") is None  # it counts as absent
+import spectral_fairseq.training.callbacks
+assert sys.modules["torchaudio"] is None
+from transformers import Trainer
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 @pytest.fixture()
