@@ -18,16 +18,24 @@ import runpy
 memory = runpy.run_path({memory.__file__!r})
 keep_freed_memory, KEPT_BYTES = memory["keep_freed_memory"], memory["KEPT_BYTES"]
 """
+TENSOR = """
+import torch
+def write(size):
+    torch.zeros(size // 4)
+"""
+BYTES = """
+def write(size):
+    b"1" * size
+"""
 COUNT_FAULTS = """
 import resource
-import torch
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(2**24)
+    write(2**26)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 first, again = faults(), min(faults() for _ in range(5))
 kept = keep_freed_memory()
-torch.zeros(2**25)  # leaves room for half of it, wherever something small comes to lie
+write(2**27)  # leaves room for half of it, wherever something small comes to lie
 print(first, again, int(kept), min(faults() for _ in range(5)))
 """
 
@@ -35,12 +43,13 @@ print(first, again, int(kept), min(faults() for _ in range(5)))
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 @pytest.mark.parametrize("set_by_user", [None, *memory.ALLOCATOR_VARIABLES])
 def test_freed_memory_is_kept_unless_a_variable_says_otherwise(set_by_user):
-    """64 MiB of zeros need new pages each time, and once where they are kept."""
+    """64 MiB need new pages each time, and once where they are kept."""
     variables = {}
     if set_by_user:
         value = "glibc.malloc.tcache_count=7" if set_by_user == "GLIBC_TUNABLES" else "1000000"
         variables[set_by_user] = value
-    first, again, kept, later = map(int, run(COUNT_FAULTS, **variables))
+    memory_of = BYTES if set_by_user else TENSOR
+    first, again, kept, later = map(int, run(memory_of + COUNT_FAULTS, **variables))
     assert kept == (set_by_user is None)
     pages = first / 2  # larger pages of the system need fewer faults
     assert again > pages and (later < pages) == kept
