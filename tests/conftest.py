@@ -84,13 +84,17 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later collection of garbage.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave what is imported out of every collection of garbage, now and later.
 
-    It is millions of objects, through which each test of Trainer and each search for the owners of
-    a table would go, a second each time.
+    It is millions of objects, through which the imports would go again and again, and later each
+    test of Trainer and each search for the owners of a table, a second each time.
     """
+    gc.disable()
+    yield
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
