@@ -90,7 +90,7 @@ def test_a_free_scale_keeps_the_norm_of_the_table(kind, rate, dtype):
     target, excluded = torch.exp(-0.0005 * torch.arange(64).double()), torch.tensor([3])
     counted = torch.arange(len(matrix)) != 3
     before = matrix[counted].double().norm()
-    for _ in range(100):
+    for _ in range(100 if rate < 1 else 20):
         apply_change_(
             matrix, plan_change(matrix, target, rate, side="both", excluded=excluded), excluded
         )
