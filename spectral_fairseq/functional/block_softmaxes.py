@@ -105,7 +105,9 @@ class BlockSoftmaxes:
         self.scores = BlockScores(matrix, bias, dtype)
         self.dtype = self.scores.accumulation_dtype
         narrow = softcap is None and self.scores.overwrites_products
-        self._tokens = tokens_per_block(matrix, block_elements, half_precision=narrow)
+        self._tokens = tokens_per_block(
+            matrix, block_elements, half_precision=narrow, tokens=len(contexts)
+        )
 
     def parts(self) -> Iterator[Tuple[slice, int]]:
         """Yield the tokens of each block and the number of its rows."""

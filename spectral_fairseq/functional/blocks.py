@@ -24,7 +24,7 @@ contexts, table and bias at once and then discarded. This takes three matrix pro
 block, where recomputation in the backward pass would need four. What is kept between the passes
 has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
 of the parameters only after the factor from above is applied: under loss scaling that factor
-keeps float16 gradients from vanishing.
+keeps float16 gradients from vanishing. ``_TableSum`` has the one exception.
 
 Note [Half precision]
 ---------------------
@@ -149,6 +149,7 @@ def tokens_per_block(
     block_elements: Optional[int] = None,
     softmaxes: int = 1,
     half_precision: bool = False,
+    tokens: Optional[int] = None,
 ) -> int:
     """Return how many tokens fit into a block of ``block_elements`` scores, at least one.
 
@@ -156,19 +157,25 @@ def tokens_per_block(
     these take half the memory of the table's gradient, and the passes over it, one for each block,
     would otherwise be most of the time: with 267,735 words and d = 410, blocks of 15 tokens take
     2.4 times as long as the dense loss, and blocks of 128 take 0.87 times as long. The same rule
-    holds for products of MKL, of oneDNN and in bfloat16: no block from 32 to 2,048 rows takes less
-    than 0.85 of its time (V = 4,000 to 32,000, d = 64 to 1,024).
+    holds for products of MKL and of oneDNN: no block from 32 to 2,048 rows takes less than 0.85 of
+    its time (V = 4,000 to 32,000, d = 64 to 1,024). In half precision d rows take as much; and up
+    to 2 d tokens are one block, whose scores take no more than the float32 sum of the table's
+    gradient, which is then not needed (``_TableSum``).
 
     Args:
         matrix: W, shape (N, d).
         block_elements: number of scores held at a time.
         softmaxes: rows of scores of each token.
         half_precision: whether a score takes two bytes, so that twice as many fit.
+        tokens: of the batch.
     """
     vocabulary, dim = matrix.shape
     if block_elements is None and matrix.device.type == "cpu":
-        elements = 2 * BLOCK_ELEMENTS if half_precision else BLOCK_ELEMENTS
-        rows = max(elements // vocabulary, dim // 2)
+        rows = max(BLOCK_ELEMENTS // vocabulary, dim // 2)
+        if half_precision:
+            rows = max(2 * BLOCK_ELEMENTS // vocabulary, dim)
+            if tokens is not None and tokens <= 2 * dim:
+                rows = max(rows, 2 * dim)
     else:
         rows = (block_elements or elements_for(matrix.device)) // vocabulary
     return max(1, rows // softmaxes)
@@ -416,6 +423,75 @@ def softmax_and_targets_(
     return log_z, target_scores
 
 
+class _TableSum:
+    """The sum of the gradients that the blocks of a batch have for the table.
+
+    A processor rounds products of 16-bit numbers to 16 bits. As long as one of them, over all
+    words, is the whole sum, it stays as narrow as it is, and only its rows of the targets have
+    sums: a batch of a single block neither widens N x d numbers nor keeps them twice as long.
+
+    Args:
+        matrix: W, shape (N, d).
+        dtype: of the sum.
+    """
+
+    def __init__(self, matrix: Tensor, dtype: torch.dtype) -> None:
+        self.shape, self.device, self.dtype = matrix.shape, matrix.device, dtype
+        self._sum: Optional[Tensor] = None
+        self._product: Optional[Tensor] = None
+        self._of_targets: Optional[Tuple[Tensor, Tensor]] = None
+
+    def _new(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def whole(self) -> Tensor:
+        """The sum, to change in place; zero before the first block."""
+        if self._sum is None:
+            self._sum = self._new()
+            if self._product is None:
+                self._sum.zero_()
+            else:
+                self._sum.copy_(self._product)
+            if self._of_targets is not None:
+                self._sum.index_add_(0, *self._of_targets)
+            self._product = self._of_targets = None
+        return self._sum
+
+    def add(self, words: slice, scores: Tensor, rows: Tensor, alpha: float) -> None:
+        """Add alpha scores.t() @ rows, of the words, shapes (r, n) and (r, d).
+
+        The first product of all words overwrites, which saves two passes over N x d.
+        """
+        of_all = scores.size(1) == self.shape[0]
+        first = of_all and self._sum is None and self._product is None
+        is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
+        if first and is_rounded:
+            self._product = matmul_transposed(scores.t(), rows.t())
+            return
+        if first:
+            self._sum = self._new()
+        total = self.whole()[words]
+        add_matmul_transposed_(total, scores.t(), rows.t(), alpha, first)
+
+    def add_to_targets(self, words: slice, targets: Tensor, gradients: Tensor) -> None:
+        """Add ``gradients``, shape (r, d), to the rows of ``targets``, counted from the words."""
+        if self._product is None:
+            self.whole()[words].index_add_(0, targets, gradients)
+        else:
+            self._of_targets = targets, gradients
+
+    def parts(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
+        """The sum; or a narrow one, and beside it indices and sums of the rows that it lacks."""
+        if self._product is None:
+            return self.whole(), None, None
+        if self._of_targets is None:
+            return self._product, None, None
+        targets, gradients = self._of_targets
+        found, place = targets.unique(return_inverse=True)
+        sums = self._product[found].to(self.dtype)
+        return self._product, found, sums.index_add_(0, place, gradients)
+
+
 FLOAT16_SCALE = 2.0**15
 
 
@@ -438,26 +514,20 @@ class GradientSums:
         dtype: torch.dtype,
         needed: Tuple[bool, bool, bool],
     ) -> None:
-        def total(of: Optional[Tensor], needs: bool, make: Any = torch.zeros) -> Optional[Tensor]:
+        def total(of: Optional[Tensor], needs: bool) -> Optional[Tensor]:
             if of is None or not needs:
                 return None
-            found: Tensor = make(of.shape, dtype=dtype, device=of.device)
-            return found
+            return torch.zeros(of.shape, dtype=dtype, device=of.device)
 
         self.contexts, self.bias = total(contexts, needed[0]), total(bias, needed[2])
-        # The first product overwrites it, which saves two passes over N x d.
-        self._matrix = total(matrix, needed[1], torch.empty)
-        self._is_unwritten = True
+        self._matrix = _TableSum(matrix, dtype) if needed[1] else None
         self.dtype = dtype
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
 
     @property
     def matrix(self) -> Optional[Tensor]:
         """The sum of the table; zero before the first block."""
-        if self._matrix is not None and self._is_unwritten:
-            self._matrix.zero_()
-        self._is_unwritten = False
-        return self._matrix
+        return None if self._matrix is None else self._matrix.whole()
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
         """Return the gradients of contexts, table and bias, in the types of these."""
@@ -528,14 +598,10 @@ class GradientSums:
             weighted = rows
             if weights is not None:
                 weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
-            first = self._is_unwritten and table.size(0) == len(self._matrix)
-            total = self._matrix if first else self.matrix
-            assert total is not None
-            self._is_unwritten = False
-            matrix_sum = total[words]  # [n, d]
-            add_matmul_transposed_(matrix_sum, narrow.t(), weighted.t(), 1 / scale, first)
+            self._matrix.add(words, narrow, weighted, 1 / scale)
             if targets is not None and hits is not None:
-                matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
+                of_targets = rows.to(dtype) * -hits.unsqueeze(1)
+                self._matrix.add_to_targets(words, targets, of_targets)
 
     def save(self, ctx: Any, *others: Tuple[Optional[Tensor], torch.dtype]) -> None:
         """Keep the sums for the backward pass.
@@ -544,29 +610,36 @@ class GradientSums:
             ctx: context of the autograd function.
             others: further gradients to keep behind the three, each with the dtype of its input.
         """
+        matrix, found, sums = (None,) * 3 if self._matrix is None else self._matrix.parts()
         ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
         ctx.save_for_backward(
-            self.contexts, self.matrix, self.bias, *(gradient for gradient, _ in others)
+            self.contexts, matrix, self.bias, *(gradient for gradient, _ in others), found, sums
         )
 
 
 def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
     """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
-    return tuple(
+    *gradients, found, sums = ctx.saved_tensors
+    scaled = [
         None if gradient is None else _scaled(gradient, factor, dtype)
-        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes)
-    )
+        for gradient, dtype in zip(gradients, ctx.dtypes)
+    ]
+    of_table = scaled[1]
+    if of_table is not None and found is not None:
+        of_table.index_copy_(0, found, _scaled(sums, factor, of_table.dtype))
+    return tuple(scaled)
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the product in ``dtype``, on a CPU by rows that stay in the cache between the two."""
-    by_rows = gradient.device.type == "cpu" and gradient.dtype != dtype and factor.dim() == 0
-    if not by_rows or not gradient.numel():
-        return (gradient * factor).to(dtype)
+    """Return the product in ``dtype``, on a CPU by rows that stay in the cache on the way."""
+    wide = at_least_float32(gradient.dtype)
+    by_rows = gradient.device.type == "cpu" and {gradient.dtype, dtype} != {wide}
+    if not by_rows or factor.dim() or not gradient.numel():
+        return (gradient.to(wide) * factor).to(dtype)
     found = torch.empty_like(gradient, dtype=dtype)
     few = cached_rows(gradient[0].numel())
-    for part, wide in zip(found.split(few), gradient.split(few)):
-        part.copy_(wide * factor)
+    for scaled, part in zip(found.split(few), gradient.split(few)):
+        scaled.copy_(part.to(wide) * factor)
     return found
 
 

@@ -104,6 +104,10 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
 # Up to so many columns of the factors a CPU adds faster within the product than after it: in 0.4
 # to 1.0 of the time, and in 1.0 to 1.2 with more (n = 64 to 1,024, m = 4,000 and 32,000).
 ADDED_WITHIN = 512
+# Bytes of a product of bfloat16 that a CPU adds after it. The C library maps more than 32 MiB anew
+# at each call, page by page, which takes a quarter to a half of the time (N = 32,000 to 150,000,
+# d = 512 to 896).
+ADDED_AT_ONCE = 16 * 1024 * 1024
 
 
 def add_matmul_transposed_(
@@ -128,13 +132,20 @@ def add_matmul_transposed_(
             total.addmm_(left, right.t(), alpha=alpha)
         return
     if _takes_onednn(left) and left.stride(0) == 1 and 1 < right.size(0) <= 2 * left.size(1):
-        product = matmul_transposed(right, left).t()
-    else:
-        product = matmul_transposed(left, right)
-    if not first:
-        total.add_(product, alpha=alpha)
+        _add(total, matmul_transposed(right, left).t(), alpha, first)
         return
-    total.copy_(product)
+    rows = left.size(0)
+    if left.device.type == "cpu" and left.dtype == torch.bfloat16:
+        rows = max(1, ADDED_AT_ONCE // (2 * max(1, right.size(0))))
+    for part, factor in zip(total.split(rows), left.split(rows)):
+        _add(part, matmul_transposed(factor, right), alpha, first)
+
+
+def _add(total: Tensor, addend: Tensor, alpha: float, first: bool) -> None:
+    if not first:
+        total.add_(addend, alpha=alpha)
+        return
+    total.copy_(addend)
     if alpha != 1:
         total.mul_(alpha)
 

@@ -35,6 +35,9 @@ def test_a_block_of_a_large_dictionary_has_tokens_for_half_the_width():
     assert rows(267_735, 410, None, 5) == 41  # of a mixture of five
     assert rows(267_735, 410, None, 1000) == 1
     assert rows(10_000, 2, None, 1, True) == 2 * blocks.BLOCK_ELEMENTS // 10_000
+    assert rows(267_735, 410, None, 1, True) == 410
+    assert rows(267_735, 410, None, 1, True, 821) == 410
+    assert rows(267_735, 410, None, 1, True, 820) == 820  # all of them
 
 
 def test_sizes_are_few_and_near():

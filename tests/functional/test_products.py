@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from spectral_fairseq.functional import products
-from spectral_fairseq.functional.blocks import GradientSums
+from spectral_fairseq.functional.blocks import GradientSums, scaled_gradients
 from spectral_fairseq.functional.row_blocks import multiply_
 from spectral_fairseq.functional.row_norms import row_norms, unit_rows
 from tests.functional.losses import LOSSES, gradients, leaves_and_targets
@@ -66,6 +68,21 @@ def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypat
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_large_product_is_added_a_part_at_a_time(monkeypatch):
+    left, right = torch.randn(7, 30).bfloat16().t(), torch.randn(12, 7).bfloat16()
+    whole, parts = torch.ones(30, 12), torch.ones(30, 12)
+    products.add_matmul_transposed_(whole, left, right)
+    monkeypatch.setattr(products, "ADDED_AT_ONCE", 8 * 12 * 2)
+    sizes = []
+    plain = products.matmul_transposed
+    monkeypatch.setattr(
+        products, "matmul_transposed", lambda a, b: sizes.append(len(a)) or plain(a, b)
+    )
+    products.add_matmul_transposed_(parts, left, right)
+    assert sizes == [8, 8, 8, 6]
+    torch.testing.assert_close(parts, whole)
+
+
 @pytest.mark.parametrize("within", [0, 512])
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -79,14 +96,16 @@ def test_the_first_addend_overwrites_what_lies_there(dtype, alpha, within, monke
     torch.testing.assert_close(total, cleared)
 
 
-def test_sums_of_gradients_begin_at_zero_whatever_comes_first():
+def test_sums_of_gradients_begin_at_zero_whatever_comes_first(monkeypatch):
     """Memory is not cleared for a first block of all words; other blocks, and none, need it."""
     rows, scores, table = torch.randn(3, 4), torch.randn(3, 6), torch.randn(6, 4)
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, **kwargs: empty(*shape, **kwargs).fill_(torch.nan)
+    )
 
     def sums():
-        made = GradientSums(rows, table, None, torch.float32, (False, True, False))
-        made._matrix.fill_(torch.nan)
-        return made
+        return GradientSums(rows, table, None, torch.float32, (False, True, False))
 
     whole, parts, none = sums(), sums(), sums()
     whole.add_block(slice(3), rows, scores.clone(), table)
@@ -98,6 +117,33 @@ def test_sums_of_gradients_begin_at_zero_whatever_comes_first():
     whole.add_block(slice(3), rows, scores.clone(), table)
     torch.testing.assert_close(whole.results()[1], 2 * expected)
     assert torch.equal(none.results()[1], torch.zeros(6, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_narrow_sum_of_one_block_has_the_gradients_of_the_wide_one(blocks, dtype):
+    """bfloat16 products, also under autocast, in which the table has float32 numbers."""
+    rows, table = torch.randn(6, 4).bfloat16(), torch.randn(5, 4).bfloat16()
+    targets, hits = torch.tensor([1, 3, 1, 0, 1, 4]), torch.rand(6)
+    factor = torch.tensor(0.3)
+
+    def gradient(is_wide):
+        sums = GradientSums(rows, table.to(dtype), None, torch.float32, (True, True, False))
+        for block in range(blocks):
+            scores = torch.randn(6, 5, generator=torch.Generator().manual_seed(block))
+            sums.add_block(slice(6), rows, scores, table, targets, torch.ones(6), hits)
+        if is_wide:
+            assert sums.matrix.dtype == torch.float32
+        ctx = SimpleNamespace()
+        ctx.save_for_backward = lambda *saved: setattr(ctx, "saved_tensors", saved)
+        sums.save(ctx)
+        kept = ctx.saved_tensors[1].dtype
+        assert kept == (torch.bfloat16 if blocks == 1 and not is_wide else torch.float32)
+        return scaled_gradients(ctx, factor)
+
+    found, expected = gradient(False), gradient(True)
+    assert found[1].dtype == dtype and torch.equal(found[1], expected[1])
+    assert torch.equal(found[0], expected[0])
 
 
 def test_a_loss_does_without_the_onednn_operator(monkeypatch):
