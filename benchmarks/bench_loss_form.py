@@ -25,6 +25,9 @@ from benchmarks.harness import PRECISIONS, positive, print_result, print_table
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 
 DIMS, WORDS, TOKENS = (64, 256, 1024), (4_000, 32_000, 267_735), (512, 2_048, 8_192)
+# In bfloat16 the choice is one of tokens over d.
+DIMS_OF_HALVES, WORDS_OF_HALVES = (128, 256, 512, 1024), (4_000, 10_000, 32_000, 100_000)
+TOKENS_PER_DIMENSION = (0.125, 0.5, 1, 1.5, 2, 3)
 EPSILON = 0.1
 LARGEST = 12 * 2**30  # of the scores, their log-probabilities and the gradient, in float32
 
@@ -82,7 +85,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one tiny size")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sizes = itertools.product(DIMS, WORDS, TOKENS) if not args.quick else [(16, 100, 32)]
+    sizes = itertools.product(DIMS, WORDS, TOKENS)
+    if args.precision == "bf16":
+        some = itertools.product(DIMS_OF_HALVES, WORDS_OF_HALVES, TOKENS_PER_DIMENSION)
+        sizes = ((dim, words, int(share * dim)) for dim, words, share in some)
+    if args.quick:
+        sizes = iter([(16, 100, 32)])
     rows: List[Dict[str, Any]] = []
     for dim, words, tokens in sizes:
         if fits(words, tokens):

@@ -427,8 +427,8 @@ class _TableSum:
     """The sum of the gradients that the blocks of a batch have for the table.
 
     A processor rounds products of 16-bit numbers to 16 bits. As long as one of them, over all
-    words, is the whole sum, it stays as narrow as it is, and only its rows of the targets have
-    sums: a batch of a single block neither widens N x d numbers nor keeps them twice as long.
+    words, is the whole sum, it stays as narrow as it is, and what else belongs to the sum is kept
+    beside it: a batch of a single block neither widens N x d numbers nor keeps them twice as long.
 
     Args:
         matrix: W, shape (N, d).
@@ -440,6 +440,7 @@ class _TableSum:
         self._sum: Optional[Tensor] = None
         self._product: Optional[Tensor] = None
         self._of_targets: Optional[Tuple[Tensor, Tensor]] = None
+        self._of_all: Optional[Tensor] = None
 
     def _new(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -454,7 +455,9 @@ class _TableSum:
                 self._sum.copy_(self._product)
             if self._of_targets is not None:
                 self._sum.index_add_(0, *self._of_targets)
-            self._product = self._of_targets = None
+            if self._of_all is not None:
+                self._sum.add_(self._of_all)
+            self._product = self._of_targets = self._of_all = None
         return self._sum
 
     def add(self, words: slice, scores: Tensor, rows: Tensor, alpha: float) -> None:
@@ -480,16 +483,28 @@ class _TableSum:
         else:
             self._of_targets = targets, gradients
 
-    def parts(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:
-        """The sum; or a narrow one, and beside it indices and sums of the rows that it lacks."""
+    def add_to_all(self, gradient: Tensor) -> None:
+        """Add ``gradient``, shape (d,), to every row, after the last block."""
         if self._product is None:
-            return self.whole(), None, None
+            self.whole().add_(gradient)
+        else:
+            self._of_all = gradient
+
+    def parts(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        """The sum, or a narrow one and what belongs to it.
+
+        Returns:
+            Shape (N, d); what is still to be added to every row, shape (d,); and indices and sums,
+            without that, of the rows that are others. The last three are ``None`` of a whole sum.
+        """
+        if self._product is None:
+            return self.whole(), None, None, None
         if self._of_targets is None:
-            return self._product, None, None
+            return self._product, self._of_all, None, None
         targets, gradients = self._of_targets
         found, place = targets.unique(return_inverse=True)
-        sums = self._product[found].to(self.dtype)
-        return self._product, found, sums.index_add_(0, place, gradients)
+        sums = self._product[found].to(self.dtype).index_add_(0, place, gradients)
+        return self._product, self._of_all, found, sums
 
 
 FLOAT16_SCALE = 2.0**15
@@ -528,6 +543,16 @@ class GradientSums:
     def matrix(self) -> Optional[Tensor]:
         """The sum of the table; zero before the first block."""
         return None if self._matrix is None else self._matrix.whole()
+
+    @property
+    def of_matrix(self) -> bool:
+        """Whether the table's gradient is needed."""
+        return self._matrix is not None
+
+    def add_to_all_words(self, gradient: Tensor) -> None:
+        """Add ``gradient``, shape (d,), to that of every word, after the last block."""
+        if self._matrix is not None:
+            self._matrix.add_to_all(gradient)
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
         """Return the gradients of contexts, table and bias, in the types of these."""
@@ -610,36 +635,47 @@ class GradientSums:
             ctx: context of the autograd function.
             others: further gradients to keep behind the three, each with the dtype of its input.
         """
-        matrix, found, sums = (None,) * 3 if self._matrix is None else self._matrix.parts()
+        matrix, *beside = (None,) * 4 if self._matrix is None else self._matrix.parts()
         ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
         ctx.save_for_backward(
-            self.contexts, matrix, self.bias, *(gradient for gradient, _ in others), found, sums
+            self.contexts, matrix, self.bias, *(gradient for gradient, _ in others), *beside
         )
 
 
 def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
     """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
-    *gradients, found, sums = ctx.saved_tensors
+    *gradients, of_all, found, sums = ctx.saved_tensors
+    addends = (None, of_all, *(None for _ in gradients[2:]))
     scaled = [
-        None if gradient is None else _scaled(gradient, factor, dtype)
-        for gradient, dtype in zip(gradients, ctx.dtypes)
+        None if gradient is None else _scaled(gradient, addend, factor, dtype)
+        for gradient, addend, dtype in zip(gradients, addends, ctx.dtypes)
     ]
     of_table = scaled[1]
     if of_table is not None and found is not None:
-        of_table.index_copy_(0, found, _scaled(sums, factor, of_table.dtype))
+        of_table.index_copy_(0, found, _scaled(sums, of_all, factor, of_table.dtype))
     return tuple(scaled)
 
 
-def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the product in ``dtype``, on a CPU by rows that stay in the cache on the way."""
+def _scaled(
+    gradient: Tensor, addend: Optional[Tensor], factor: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the product of the sum of the two and the factor, in ``dtype``.
+
+    On a CPU it is computed by rows, which stay in the cache on the way.
+    """
     wide = at_least_float32(gradient.dtype)
+
+    def scaled(part: Tensor) -> Tensor:
+        part = part.to(wide)
+        return (part if addend is None else part + addend) * factor
+
     by_rows = gradient.device.type == "cpu" and {gradient.dtype, dtype} != {wide}
     if not by_rows or factor.dim() or not gradient.numel():
-        return (gradient.to(wide) * factor).to(dtype)
+        return scaled(gradient).to(dtype)
     found = torch.empty_like(gradient, dtype=dtype)
     few = cached_rows(gradient[0].numel())
-    for scaled, part in zip(found.split(few), gradient.split(few)):
-        scaled.copy_(part.to(wide) * factor)
+    for place, part in zip(found.split(few), gradient.split(few)):
+        place.copy_(scaled(part))
     return found
 
 

@@ -27,9 +27,9 @@ from spectral_fairseq.plugin.objective import Parts
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
 SHARE, COPIES, BYTES = 1 / 3, 3, 4
 
-# On a CPU blocks of bfloat16 take less time from about 2 d tokens on, for any vocabulary: the
-# gradient of the table is summed in float32 (benchmarks/bench_loss_form.py).
-TOKENS_PER_DIMENSION = 2
+# On a CPU blocks of bfloat16 take less time from about d tokens on: they pass once more over the
+# gradient of the table, N x d, to scale it (benchmarks/bench_loss_form.py).
+TOKENS_PER_DIMENSION = 1
 
 
 class LossForm(NamedTuple):

@@ -121,17 +121,20 @@ def test_sums_of_gradients_begin_at_zero_whatever_comes_first(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_narrow_sum_of_one_block_has_the_gradients_of_the_wide_one(blocks, dtype):
+@pytest.mark.parametrize("smoothing", [False, True])
+def test_a_narrow_sum_of_one_block_has_the_gradients_of_the_wide_one(smoothing, blocks, dtype):
     """bfloat16 products, also under autocast, in which the table has float32 numbers."""
     rows, table = torch.randn(6, 4).bfloat16(), torch.randn(5, 4).bfloat16()
     targets, hits = torch.tensor([1, 3, 1, 0, 1, 4]), torch.rand(6)
-    factor = torch.tensor(0.3)
+    factor, shift = torch.tensor(0.3), torch.randn(4)
 
     def gradient(is_wide):
         sums = GradientSums(rows, table.to(dtype), None, torch.float32, (True, True, False))
         for block in range(blocks):
             scores = torch.randn(6, 5, generator=torch.Generator().manual_seed(block))
             sums.add_block(slice(6), rows, scores, table, targets, torch.ones(6), hits)
+        if smoothing:
+            sums.add_to_all_words(shift)
         if is_wide:
             assert sums.matrix.dtype == torch.float32
         ctx = SimpleNamespace()
