@@ -109,6 +109,11 @@ class BlockSoftmaxes:
             matrix, block_elements, half_precision=narrow, tokens=len(contexts)
         )
 
+    @property
+    def is_single(self) -> bool:
+        """Whether all tokens are in one block."""
+        return len(self.contexts) <= self._tokens
+
     def parts(self) -> Iterator[Tuple[slice, int]]:
         """Yield the tokens of each block and the number of its rows."""
         return token_blocks(self.contexts.size(0), self._tokens)

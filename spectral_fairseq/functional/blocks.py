@@ -426,17 +426,19 @@ def softmax_and_targets_(
 class _TableSum:
     """The sum of the gradients that the blocks of a batch have for the table.
 
-    A processor rounds products of 16-bit numbers to 16 bits. As long as one of them, over all
-    words, is the whole sum, it stays as narrow as it is, and what else belongs to the sum is kept
-    beside it: a batch of a single block neither widens N x d numbers nor keeps them twice as long.
+    A processor rounds products of 16-bit numbers to 16 bits. That of a single block, over all
+    words, is the whole sum: it stays as narrow as it is, and what else belongs to the sum is kept
+    beside it, so that N x d numbers are neither widened nor kept at twice the length.
 
     Args:
         matrix: W, shape (N, d).
         dtype: of the sum.
+        single: whether there is one block.
     """
 
-    def __init__(self, matrix: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, matrix: Tensor, dtype: torch.dtype, single: bool) -> None:
         self.shape, self.device, self.dtype = matrix.shape, matrix.device, dtype
+        self.single = single
         self._sum: Optional[Tensor] = None
         self._product: Optional[Tensor] = None
         self._of_targets: Optional[Tuple[Tensor, Tensor]] = None
@@ -468,7 +470,7 @@ class _TableSum:
         of_all = scores.size(1) == self.shape[0]
         first = of_all and self._sum is None and self._product is None
         is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
-        if first and is_rounded:
+        if first and self.single and is_rounded:
             self._product = matmul_transposed(scores.t(), rows.t())
             return
         if first:
@@ -519,6 +521,7 @@ class GradientSums:
         bias: b, shape (N,), or ``None``.
         dtype: of the sums.
         needed: which of the three gradients autograd asks for.
+        single: whether all tokens are in one block; see :class:`_TableSum`.
     """
 
     def __init__(
@@ -528,6 +531,7 @@ class GradientSums:
         bias: Optional[Tensor],
         dtype: torch.dtype,
         needed: Tuple[bool, bool, bool],
+        single: bool = False,
     ) -> None:
         def total(of: Optional[Tensor], needs: bool) -> Optional[Tensor]:
             if of is None or not needs:
@@ -535,7 +539,7 @@ class GradientSums:
             return torch.zeros(of.shape, dtype=dtype, device=of.device)
 
         self.contexts, self.bias = total(contexts, needed[0]), total(bias, needed[2])
-        self._matrix = _TableSum(matrix, dtype) if needed[1] else None
+        self._matrix = _TableSum(matrix, dtype, single) if needed[1] else None
         self.dtype = dtype
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
 

@@ -110,7 +110,9 @@ class _BatchLoss:
         self.word_sum = matrix.sum(0, dtype=self.dtype) if by_sums else None  # [d]
         scores_bias = softmaxes.scores.bias
         self.bias_sum = 0.0 if scores_bias is None else scores_bias.sum()
-        self.gradients = GradientSums(contexts, matrix, bias, self.dtype, needed)
+        self.gradients = GradientSums(
+            contexts, matrix, bias, self.dtype, needed, softmaxes.is_single
+        )
         self.loss = contexts.new_zeros((), dtype=self.dtype)
         self.plain_loss, self.plain_nll = self.loss.clone(), self.loss.clone()
         self.squares = self.loss.clone()  # sum of (log Z)^2
