@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
+from spectral_fairseq.errors import NEW_STATE, CheckpointError
 from spectral_fairseq.lm.wide_state import saved_groups
 from spectral_fairseq.methods.groups import undecayed_parameters
 
@@ -95,7 +96,7 @@ def _loading(load_state_dict: Callable[..., None], inner: Any) -> Callable[..., 
         saved = saved_groups(state_dict)
         groups = _regrouped(saved, places)
         if groups is None:
-            load_state_dict(state_dict, optimizer_overrides)
+            _load_as_it_is(load_state_dict, state_dict, optimizer_overrides, saved, places)
             return
         load_state_dict({**state_dict, "param_groups": groups}, optimizer_overrides)
         for group, own in zip(inner.param_groups, places):
@@ -104,6 +105,32 @@ def _loading(load_state_dict: Callable[..., None], inner: Any) -> Callable[..., 
             group["weight_decay"] = 0.0
 
     return load_any
+
+
+def _load_as_it_is(
+    load_state_dict: Callable[..., None],
+    state_dict: Dict[str, Any],
+    optimizer_overrides: Any,
+    saved: List[Dict[str, Any]],
+    places: List[List[int]],
+) -> None:
+    """Load a state of other groups, which torch refuses unless they have the same sizes.
+
+    Raises:
+        CheckpointError: it refuses it, as where a table has become one of another kind.
+    """
+    try:
+        load_state_dict(state_dict, optimizer_overrides)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        own, others = sum(map(len, places)), sum(len(group["params"]) for group in saved)
+        raise CheckpointError(
+            f"the state of an optimiser of {own} parameters, as this model has",
+            f"one of {others}, of a model with other tables or layers",
+            f"{NEW_STATE} To take nothing from that checkpoint, give another --save-dir: fairseq "
+            "goes on from the checkpoint_last.pt that it finds there.",
+        ) from error
 
 
 def _regrouped(

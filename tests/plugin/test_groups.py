@@ -86,6 +86,21 @@ def test_a_state_without_groups_is_refused():
         optimizer.load_state_dict(state)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_of_another_model_is_refused_with_the_remedy(name, layers):
+    """Such as that of plain tables, which are loaded into those of another kind."""
+    model, other = _model(), nn.ModuleList([nn.Linear(3, 2) for _ in range(layers)])
+    optimizer, saved = _optimizer(model, name), _optimizer(other, name)
+    split_groups(optimizer, model)
+    if layers == 3:
+        split_groups(saved, other)
+    _step(saved, other, grad=0.1)
+    with pytest.raises(CheckpointError, match="--reset-optimizer") as refused:
+        optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert f"one of {2 * layers}" in str(refused.value) and "--save-dir" in str(refused.value)
+
+
 def flattened(model):
     """One tensor for all, and the optimiser that steps it."""
     flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
