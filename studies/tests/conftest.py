@@ -10,7 +10,7 @@ from tests.conftest import (  # noqa: F401
     fork_server,
     made_once,
     plugin_server,
-    pytest_collection_finish,
+    pytest_collection,
     pytest_collection_modifyitems,
     run_cli,
     tiny_lm_data,
