@@ -39,7 +39,6 @@ from spectral_fairseq.errors import ConfigurationError, check_shape
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
-    GradientSums,
     aligned,
     check_loss_shapes,
     detached_without_grad,
@@ -47,9 +46,9 @@ from spectral_fairseq.functional.blocks import (
     filled,
     padded,
     product_dtype,
-    scaled_gradients,
     token_blocks,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.products import linear
 
@@ -211,7 +210,7 @@ def _in_head(
 
 
 class _AdaptiveCrossEntropy(torch.autograd.Function):
-    """Sum of -log P; see ``blocks.py``, Note [Gradients in the forward pass]."""
+    """Sum of -log P; see ``gradient_sums.py``, Note [Gradients in the forward pass]."""
 
     @staticmethod
     def forward(

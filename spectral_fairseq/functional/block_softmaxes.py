@@ -20,13 +20,13 @@ from torch import Tensor
 
 from spectral_fairseq.functional.blocks import (
     BlockScores,
-    GradientSums,
     Measured,
     filled,
     softmax_and_targets_,
     token_blocks,
     tokens_per_block,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums
 from spectral_fairseq.functional.softcap import softcap_
 
 

@@ -36,18 +36,17 @@ from spectral_fairseq.errors import check_shape
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
-    GradientSums,
     aligned,
     check_loss_shapes,
     detached_without_grad,
     filled,
     product_dtype,
-    scaled_gradients,
     smoothing_weights,
     token_blocks,
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 
 
@@ -158,7 +157,7 @@ class _ConsistencySums:
 class _ConsistencyCrossEntropy(torch.autograd.Function):
     """The sums of :class:`ConsistencyLoss`, with gradients of the first one only.
 
-    See ``blocks.py``, Note [Gradients in the forward pass].
+    See ``gradient_sums.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod

@@ -19,7 +19,6 @@ from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.block_softmaxes import BlockSoftmax, BlockSoftmaxes
 from spectral_fairseq.functional.blocks import (
-    GradientSums,
     aligned,
     at_rows,
     check_loss_shapes,
@@ -27,8 +26,8 @@ from spectral_fairseq.functional.blocks import (
     kept_rows,
     padded,
     product_dtype,
-    scaled_gradients,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.token_measures import TokenMeasures
 

@@ -54,20 +54,19 @@ from spectral_fairseq.functional.adversarial_softmax import lower_targets_, unpe
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.blocks import (
     BlockScores,
-    GradientSums,
     aligned,
     check_loss_shapes,
     detached_without_grad,
     filled,
     padded,
     product_dtype,
-    scaled_gradients,
     smoothing_weights,
     softmax_,
     token_blocks,
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.softmax_loss import Losses
 
@@ -462,7 +461,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
 
     With a margin and without label smoothing nll_sum is that of the scores as they are. See
-    Note [Gradients of a mixture], and ``blocks.py``, Note [Gradients in the forward pass].
+    Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod

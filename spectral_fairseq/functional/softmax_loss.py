@@ -32,7 +32,6 @@ from spectral_fairseq.functional.adversarial_softmax import unperturbed_loss
 from spectral_fairseq.functional.autograd import differentiable_once, outside_graphs
 from spectral_fairseq.functional.block_softmaxes import BlockSoftmax, BlockSoftmaxes
 from spectral_fairseq.functional.blocks import (
-    GradientSums,
     aligned,
     at_rows,
     check_loss_shapes,
@@ -40,9 +39,9 @@ from spectral_fairseq.functional.blocks import (
     kept_rows,
     padded,
     product_dtype,
-    scaled_gradients,
     smoothing_weights,
 )
+from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.token_measures import TokenMeasures
 
 
@@ -240,8 +239,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
 
     The second and the third are those of the scores without a margin, without the z-loss and
     without weights of tokens; the fourth is the sum of (log Z)^2. Behind them are the three of
-    ``TokenMeasures``, empty unless they are asked for. See ``blocks.py``, Note [Gradients in the
-    forward pass].
+    ``TokenMeasures``, empty unless they are asked for. See ``gradient_sums.py``, Note [Gradients
+    in the forward pass].
     """
 
     @staticmethod

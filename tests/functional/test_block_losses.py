@@ -12,6 +12,7 @@ from spectral_fairseq.functional import (
     block_softmaxes,
     blocks,
     consistency_loss,
+    gradient_sums,
     mixture_loss,
 )
 from spectral_fairseq.functional.blocks import BlockScores
@@ -236,7 +237,7 @@ def test_no_gradient_is_computed_under_no_grad(name, monkeypatch):
     leaves, targets = leaves_and_targets(37)
     with torch.no_grad():
         expected = LOSSES[name].fast(leaves, targets, 0.1)[0]
-        monkeypatch.setattr(blocks, "add_matmul_transposed_", refused)
+        monkeypatch.setattr(gradient_sums, "add_matmul_transposed_", refused)
         assert torch.equal(LOSSES[name].fast(leaves, targets, 0.1)[0], expected)
     with pytest.raises(AssertionError, match="a product for a gradient"):
         value_and_gradients(name, 37)
@@ -267,7 +268,8 @@ def test_products_have_few_shapes_whatever_the_batch(name, monkeypatch):
         shapes.add((left.shape, right.shape))
         return original(left, right)
 
-    monkeypatch.setattr(blocks, "matmul_transposed", watched)
+    for module in (blocks, gradient_sums):
+        monkeypatch.setattr(module, "matmul_transposed", watched)
     for tokens in range(32, 64):
         value_and_gradients(name, tokens)
     # 32, 40, 48, 56 or 64 rows, in two or three products; a cluster's few tokens have more sizes.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional import blocks, gradient_sums
 from spectral_fairseq.functional.block_softmaxes import BlockSoftmaxes
 from spectral_fairseq.functional.log_probs import blockwise_log_probs
 from spectral_fairseq.functional.softmax_loss import (
@@ -223,7 +223,8 @@ def test_no_pass_holds_tokens_times_words(monkeypatch):
         sizes.append(result.numel())
         return result
 
-    monkeypatch.setattr(blocks, "matmul_transposed", noted)
+    for module in (blocks, gradient_sums):
+        monkeypatch.setattr(module, "matmul_transposed", noted)
     contexts, targets, matrix, _ = problem(200, 50, 4)
     measured_cross_entropy(contexts, targets, matrix, block_elements=8 * 50)
     blockwise_log_probs(contexts, targets, matrix, block_elements=8 * 50).log_probs.sum().backward()
@@ -257,11 +258,13 @@ def test_log_probabilities_cost_a_fourth_product_where_the_table_is_trained(
     contexts, targets, matrix, _ = problem()
     matrix.requires_grad_(not frozen)
     made = []
+
+    def counted(own):
+        return lambda *args, **more: (made.append(own), own(*args, **more))[1]
+
+    monkeypatch.setattr(blocks, "matmul_transposed", counted(blocks.matmul_transposed))
     for name in ("matmul_transposed", "add_matmul_transposed_"):
-        own = getattr(blocks, name)
-        monkeypatch.setattr(
-            blocks, name, lambda *args, own=own, **more: (made.append(own), own(*args, **more))[1]
-        )
+        monkeypatch.setattr(gradient_sums, name, counted(getattr(gradient_sums, name)))
     found = blockwise_log_probs(contexts, targets, matrix).log_probs
     found.sum().backward()
     assert len(made) == products

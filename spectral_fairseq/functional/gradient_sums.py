@@ -1,0 +1,298 @@
+"""The gradients of contexts, table and bias that follow from those of the scores, block by block.
+
+In order, of a loss that ``blocks.py`` cuts into blocks: ``GradientSums.add_block`` for each block,
+``GradientSums.save`` in the forward pass, ``scaled_gradients`` in the backward pass.
+
+Note [Gradients in the forward pass]
+------------------------------------
+The loss is a scalar, so the gradient of a block's scores is known as soon as its scores are, up
+to the one factor that arrives from above. Each block is multiplied out to the gradients of
+contexts, table and bias at once and then discarded. This takes three matrix products for each
+block, where recomputation in the backward pass would need four. What is kept between the passes
+has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
+of the parameters only after the factor from above is applied: under loss scaling that factor
+keeps float16 gradients from vanishing. A single block of bfloat16 is the exception (``_TableSum``).
+
+Note [Half precision]
+---------------------
+The gradients of a block's scores are rounded to the dtype of the products. In float16 numbers
+below 6e-8 would vanish, and most probabilities are smaller. Where products of float16 have float32
+results (``products.py``), the gradients are between -1 and 1, and are multiplied by 2^15
+first, the largest power of two in the range of float16; the products are divided by it. What is
+below 2e-12 vanishes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.functional.precision import at_least_float32
+from spectral_fairseq.functional.products import (
+    add_matmul_transposed_,
+    has_wide_products,
+    matmul_transposed,
+)
+from spectral_fairseq.functional.row_blocks import cached_rows
+
+
+class _TableSum:
+    """The sum of the gradients that the blocks of a batch have for the table.
+
+    A processor rounds products of 16-bit numbers to 16 bits. That of a single block, over all
+    words, is the whole sum: it stays as narrow as it is, and what else belongs to the sum is kept
+    beside it, so that N x d numbers are neither widened nor kept at twice the length.
+
+    Args:
+        matrix: W, shape (N, d).
+        dtype: of the sum.
+        single: whether there is one block.
+    """
+
+    def __init__(self, matrix: Tensor, dtype: torch.dtype, single: bool) -> None:
+        self.shape, self.device, self.dtype = matrix.shape, matrix.device, dtype
+        self.single = single
+        self._sum: Optional[Tensor] = None
+        self._product: Optional[Tensor] = None
+        self._of_targets: Optional[Tuple[Tensor, Tensor]] = None
+        self._of_all: Optional[Tensor] = None
+
+    def _new(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def whole(self) -> Tensor:
+        """The sum, to change in place; zero before the first block."""
+        if self._sum is None:
+            self._sum = self._new()
+            if self._product is None:
+                self._sum.zero_()
+            else:
+                self._sum.copy_(self._product)
+            if self._of_targets is not None:
+                self._sum.index_add_(0, *self._of_targets)
+            if self._of_all is not None:
+                self._sum.add_(self._of_all)
+            self._product = self._of_targets = self._of_all = None
+        return self._sum
+
+    def add(self, words: slice, scores: Tensor, rows: Tensor, alpha: float) -> None:
+        """Add alpha scores.t() @ rows, of the words, shapes (r, n) and (r, d).
+
+        The first product of all words overwrites, which saves two passes over N x d.
+        """
+        of_all = scores.size(1) == self.shape[0]
+        first = of_all and self._sum is None and self._product is None
+        is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
+        if first and self.single and is_rounded:
+            self._product = matmul_transposed(scores.t(), rows.t())
+            return
+        if first:
+            self._sum = self._new()
+        total = self.whole()[words]
+        add_matmul_transposed_(total, scores.t(), rows.t(), alpha, first)
+
+    def add_to_targets(self, words: slice, targets: Tensor, gradients: Tensor) -> None:
+        """Add ``gradients``, shape (r, d), to the rows of ``targets``, counted from the words."""
+        if self._product is None:
+            self.whole()[words].index_add_(0, targets, gradients)
+        else:
+            self._of_targets = targets, gradients
+
+    def add_to_all(self, gradient: Tensor) -> None:
+        """Add ``gradient``, shape (d,), to every row, after the last block."""
+        if self._product is None:
+            self.whole().add_(gradient)
+        else:
+            self._of_all = gradient
+
+    def parts(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        """The sum, or a narrow one and what belongs to it.
+
+        Returns:
+            Shape (N, d); what is still to be added to every row, shape (d,); and indices and sums,
+            without that, of the rows that are others. The last three are ``None`` of a whole sum.
+        """
+        if self._product is None:
+            return self.whole(), None, None, None
+        if self._of_targets is None:
+            return self._product, self._of_all, None, None
+        targets, gradients = self._of_targets
+        found, place = targets.unique(return_inverse=True)
+        sums = self._product[found].to(self.dtype).index_add_(0, place, gradients)
+        return self._product, self._of_all, found, sums
+
+
+FLOAT16_SCALE = 2.0**15
+
+
+class GradientSums:
+    """Sums of gradients in the accumulation dtype; ``None`` for those that are not needed.
+
+    Args:
+        contexts: shape (rows, d), one row for each softmax.
+        matrix: W, shape (N, d).
+        bias: b, shape (N,), or ``None``.
+        dtype: of the sums.
+        needed: which of the three gradients autograd asks for.
+        single: whether all tokens are in one block; see :class:`_TableSum`.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        dtype: torch.dtype,
+        needed: Tuple[bool, bool, bool],
+        single: bool = False,
+    ) -> None:
+        def total(of: Optional[Tensor], needs: bool) -> Optional[Tensor]:
+            if of is None or not needs:
+                return None
+            return torch.zeros(of.shape, dtype=dtype, device=of.device)
+
+        self.contexts, self.bias = total(contexts, needed[0]), total(bias, needed[2])
+        self._matrix = _TableSum(matrix, dtype, single) if needed[1] else None
+        self.dtype = dtype
+        self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
+
+    @property
+    def matrix(self) -> Optional[Tensor]:
+        """The sum of the table; zero before the first block."""
+        return None if self._matrix is None else self._matrix.whole()
+
+    @property
+    def of_matrix(self) -> bool:
+        """Whether the table's gradient is needed."""
+        return self._matrix is not None
+
+    def add_to_all_words(self, gradient: Tensor) -> None:
+        """Add ``gradient``, shape (d,), to that of every word, after the last block."""
+        if self._matrix is not None:
+            self._matrix.add_to_all(gradient)
+
+    def results(self) -> Tuple[Optional[Tensor], ...]:
+        """Return the gradients of contexts, table and bias, in the types of these."""
+        found = (self.contexts, self.matrix, self.bias)
+        return tuple(
+            None if one is None else one.to(dtype) for one, dtype in zip(found, self.dtypes)
+        )
+
+    def add_block(
+        self,
+        place: Union[slice, Tensor],
+        rows: Tensor,
+        probabilities: Tensor,
+        table: Tensor,
+        targets: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+        hits: Optional[Tensor] = None,
+        first_word: int = 0,
+    ) -> None:
+        """Add the gradients that follow from d loss / d s = weights * p - hits * [v = target].
+
+        The factors of each row are applied to tensors of d columns instead of N columns.
+
+        Args:
+            place: where the rows of the block belong in ``contexts``: a slice, if each row occurs
+                in one block only, or distinct indices. Rows of the block beyond its end are
+                padding and contribute zero; their gradients, weights and hits have to be zero.
+            rows: contexts of the block, shape (r, d), in the dtype of the products.
+            probabilities: p, shape (r, n); or, without ``weights``, the gradient of the scores. It
+                is overwritten.
+            table: rows of W for the n words, shape (n, d), in the dtype of the products.
+            targets: column of each row's target, shape (r,); given together with ``hits``.
+            weights: shape (r,).
+            hits: shape (r,).
+            first_word: index in W of the first column.
+        """
+        if self.contexts is None and self._matrix is None and self.bias is None:
+            return
+        dtype = self.dtype
+        words = slice(first_word, first_word + table.size(0))
+        if self.bias is not None:
+            bias_sum = self.bias[words]
+            if weights is None:
+                bias_sum += probabilities.sum(0)
+            else:
+                bias_sum += torch.mv(probabilities.t(), weights)
+            if targets is not None and hits is not None:
+                bias_sum.index_add_(0, targets, -hits)
+        # See Note [Half precision].
+        scale = FLOAT16_SCALE if rows.dtype == torch.float16 else 1.0
+        if scale != 1.0:
+            probabilities.mul_(scale)
+        narrow = probabilities.to(rows.dtype)
+        if self.contexts is not None:
+            gradient = matmul_transposed(narrow, table.t()).to(dtype)  # [r, d]
+            if scale != 1.0:
+                gradient.div_(scale)
+            if weights is not None:
+                gradient.mul_(weights.unsqueeze(1))
+            if targets is not None and hits is not None:
+                gradient.addcmul_(table[targets].to(dtype), hits.unsqueeze(1), value=-1)
+            if isinstance(place, slice):
+                context_sum = self.contexts[place]
+                context_sum.copy_(gradient[: context_sum.size(0)])
+            else:
+                self.contexts.index_add_(0, place, gradient[: place.size(0)])
+        if self._matrix is not None:
+            weighted = rows
+            if weights is not None:
+                weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
+            self._matrix.add(words, narrow, weighted, 1 / scale)
+            if targets is not None and hits is not None:
+                of_targets = rows.to(dtype) * -hits.unsqueeze(1)
+                self._matrix.add_to_targets(words, targets, of_targets)
+
+    def save(self, ctx: Any, *others: Tuple[Optional[Tensor], torch.dtype]) -> None:
+        """Keep the sums for the backward pass.
+
+        Args:
+            ctx: context of the autograd function.
+            others: further gradients to keep behind the three, each with the dtype of its input.
+        """
+        matrix, *beside = (None,) * 4 if self._matrix is None else self._matrix.parts()
+        ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
+        ctx.save_for_backward(
+            self.contexts, matrix, self.bias, *(gradient for gradient, _ in others), *beside
+        )
+
+
+def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
+    """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
+    *gradients, of_all, found, sums = ctx.saved_tensors
+    addends = (None, of_all, *(None for _ in gradients[2:]))
+    scaled = [
+        None if gradient is None else _scaled(gradient, addend, factor, dtype)
+        for gradient, addend, dtype in zip(gradients, addends, ctx.dtypes)
+    ]
+    of_table = scaled[1]
+    if of_table is not None and found is not None:
+        of_table.index_copy_(0, found, _scaled(sums, of_all, factor, of_table.dtype))
+    return tuple(scaled)
+
+
+def _scaled(
+    gradient: Tensor, addend: Optional[Tensor], factor: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the product of the sum of the two and the factor, in ``dtype``.
+
+    On a CPU it is computed by rows, which stay in the cache on the way.
+    """
+    wide = at_least_float32(gradient.dtype)
+
+    def scaled(part: Tensor) -> Tensor:
+        part = part.to(wide)
+        return (part if addend is None else part + addend) * factor
+
+    by_rows = gradient.device.type == "cpu" and {gradient.dtype, dtype} != {wide}
+    if not by_rows or factor.dim() or not gradient.numel():
+        return scaled(gradient).to(dtype)
+    found = torch.empty_like(gradient, dtype=dtype)
+    few = cached_rows(gradient[0].numel())
+    for place, part in zip(found.split(few), gradient.split(few)):
+        place.copy_(scaled(part))
+    return found
