@@ -183,9 +183,8 @@ def test_symbols_that_a_task_appends_belong_to_the_dictionaries_of_a_folder(tmp_
 )
 def test_languages_are_those_of_the_training(file, task, languages):
     """They were the second part of the name of the dictionary, such as txt."""
-    checkpoint, words = {"cfg": {"task": task}}, WordList(Path(file), [], [])
-    sides = ("source", "target")
-    assert tuple(subcommand._language(checkpoint, words, side) for side in sides) == languages
+    words, sides = WordList(Path(file), [], []), ("source", "target")
+    assert tuple(subcommand._language(task, words, side) for side in sides) == languages
 
 
 def test_nothing_is_left_of_a_model_with_other_logits(
