@@ -186,7 +186,8 @@ def test_scores_that_are_no_numbers_have_no_measures():
 def test_measures_cost_three_passes_over_the_scores(dtype):
     """Weights cost none, and neither does whether a target is right."""
     contexts, targets, matrix, _ = problem(24, 300, 16, dtype)
-    others = ("split", "slice", "narrow", "as_strided", "detach", "alias", "new_empty")
+    # What reads no number. torch 1.12 now and then lists one of them, resolve_conj, once more.
+    others = ("split", "slice", "narrow", "as_strided", "detach", "alias", "new_empty", "conj")
 
     def passes(compute, **options):
         with torch.autograd.profiler.profile(record_shapes=True) as profile:
