@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.settings import (
-    data_folder_in,
-    name_in,
-)
+from spectral_fairseq.checkpoints.settings import data_folder_in, name_in
 from spectral_fairseq.errors import DataError, check_enough, listed
 from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
 from spectral_fairseq.functional.word_counts import were_counted

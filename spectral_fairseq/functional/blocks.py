@@ -29,10 +29,7 @@ from torch import Tensor
 from spectral_fairseq.errors import ConfigurationError, check_enough, check_range, check_shape
 from spectral_fairseq.functional.autograd import differentiable_once
 from spectral_fairseq.functional.precision import HALVES, at_least_float32, type_of_products
-from spectral_fairseq.functional.products import (
-    has_wide_products,
-    matmul_transposed,
-)
+from spectral_fairseq.functional.products import has_wide_products, matmul_transposed
 from spectral_fairseq.functional.token_measures import measured_softmax_, rows_in_cache
 
 

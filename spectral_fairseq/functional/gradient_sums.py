@@ -24,7 +24,7 @@ below 2e-12 vanishes.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -62,19 +62,10 @@ class _TableSum:
     def _new(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
-    def whole(self) -> Tensor:
-        """The sum, to change in place; zero before the first block."""
+    def _whole(self) -> Tensor:
+        """The wide sum, to change in place; zero before the first block."""
         if self._sum is None:
-            self._sum = self._new()
-            if self._product is None:
-                self._sum.zero_()
-            else:
-                self._sum.copy_(self._product)
-            if self._of_targets is not None:
-                self._sum.index_add_(0, *self._of_targets)
-            if self._of_all is not None:
-                self._sum.add_(self._of_all)
-            self._product = self._of_targets = self._of_all = None
+            self._sum = self._new().zero_()
         return self._sum
 
     def add(self, words: slice, scores: Tensor, rows: Tensor, alpha: float) -> None:
@@ -82,28 +73,28 @@ class _TableSum:
 
         The first product of all words overwrites, which saves two passes over N x d.
         """
-        of_all = scores.size(1) == self.shape[0]
-        first = of_all and self._sum is None and self._product is None
+        assert self._product is None, "a second block of a single one"
+        first = self._sum is None and scores.size(1) == self.shape[0]
         is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
         if first and self.single and is_rounded:
             self._product = matmul_transposed(scores.t(), rows.t())
             return
         if first:
             self._sum = self._new()
-        total = self.whole()[words]
+        total = self._whole()[words]
         add_matmul_transposed_(total, scores.t(), rows.t(), alpha, first)
 
     def add_to_targets(self, words: slice, targets: Tensor, gradients: Tensor) -> None:
         """Add ``gradients``, shape (r, d), to the rows of ``targets``, counted from the words."""
         if self._product is None:
-            self.whole()[words].index_add_(0, targets, gradients)
+            self._whole()[words].index_add_(0, targets, gradients)
         else:
             self._of_targets = targets, gradients
 
     def add_to_all(self, gradient: Tensor) -> None:
         """Add ``gradient``, shape (d,), to every row, after the last block."""
         if self._product is None:
-            self.whole().add_(gradient)
+            self._whole().add_(gradient)
         else:
             self._of_all = gradient
 
@@ -115,7 +106,7 @@ class _TableSum:
             without that, of the rows that are others. The last three are ``None`` of a whole sum.
         """
         if self._product is None:
-            return self.whole(), None, None, None
+            return self._whole(), None, None, None
         if self._of_targets is None:
             return self._product, self._of_all, None, None
         targets, gradients = self._of_targets
@@ -159,12 +150,7 @@ class GradientSums:
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
 
     @property
-    def matrix(self) -> Optional[Tensor]:
-        """The sum of the table; zero before the first block."""
-        return None if self._matrix is None else self._matrix.whole()
-
-    @property
-    def of_matrix(self) -> bool:
+    def needs_matrix(self) -> bool:
         """Whether the table's gradient is needed."""
         return self._matrix is not None
 
@@ -175,10 +161,11 @@ class GradientSums:
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
         """Return the gradients of contexts, table and bias, in the types of these."""
-        found = (self.contexts, self.matrix, self.bias)
-        return tuple(
-            None if one is None else one.to(dtype) for one, dtype in zip(found, self.dtypes)
-        )
+        return _scaled_in_types(self._saved(), self.dtypes)
+
+    def _saved(self, *others: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        matrix, *beside = (None,) * 4 if self._matrix is None else self._matrix.parts()
+        return (self.contexts, matrix, self.bias, *others, *beside)
 
     def add_block(
         self,
@@ -254,31 +241,36 @@ class GradientSums:
             ctx: context of the autograd function.
             others: further gradients to keep behind the three, each with the dtype of its input.
         """
-        matrix, *beside = (None,) * 4 if self._matrix is None else self._matrix.parts()
         ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
-        ctx.save_for_backward(
-            self.contexts, matrix, self.bias, *(gradient for gradient, _ in others), *beside
-        )
+        ctx.save_for_backward(*self._saved(*(gradient for gradient, _ in others)))
 
 
 def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
     """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
-    *gradients, of_all, found, sums = ctx.saved_tensors
+    return _scaled_in_types(ctx.saved_tensors, ctx.dtypes, factor)
+
+
+def _scaled_in_types(
+    saved: Sequence[Optional[Tensor]],
+    dtypes: Sequence[Any],
+    factor: Optional[Tensor] = None,
+) -> Tuple[Optional[Tensor], ...]:
+    *gradients, of_all, found, sums = saved
     addends = (None, of_all, *(None for _ in gradients[2:]))
     scaled = [
         None if gradient is None else _scaled(gradient, addend, factor, dtype)
-        for gradient, addend, dtype in zip(gradients, addends, ctx.dtypes)
+        for gradient, addend, dtype in zip(gradients, addends, dtypes)
     ]
     of_table = scaled[1]
-    if of_table is not None and found is not None:
+    if of_table is not None and found is not None and sums is not None:
         of_table.index_copy_(0, found, _scaled(sums, of_all, factor, of_table.dtype))
     return tuple(scaled)
 
 
 def _scaled(
-    gradient: Tensor, addend: Optional[Tensor], factor: Tensor, dtype: torch.dtype
+    gradient: Tensor, addend: Optional[Tensor], factor: Optional[Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return the product of the sum of the two and the factor, in ``dtype``.
+    """Return the product of the sum of the two and the factor, if there is one, in ``dtype``.
 
     On a CPU it is computed by rows, which stay in the cache on the way.
     """
@@ -286,10 +278,11 @@ def _scaled(
 
     def scaled(part: Tensor) -> Tensor:
         part = part.to(wide)
-        return (part if addend is None else part + addend) * factor
+        part = part if addend is None else part + addend
+        return part if factor is None else part * factor
 
     by_rows = gradient.device.type == "cpu" and {gradient.dtype, dtype} != {wide}
-    if not by_rows or factor.dim() or not gradient.numel():
+    if not by_rows or (factor is not None and factor.dim()) or not gradient.numel():
         return scaled(gradient).to(dtype)
     found = torch.empty_like(gradient, dtype=dtype)
     few = cached_rows(gradient[0].numel())

@@ -226,7 +226,7 @@ class _BatchLoss:
         if sums.contexts is not None:
             share = self.weights.unsqueeze(1) * self.word_sum if weighted else self.word_sum
             sums.contexts -= self.uniform * share
-        if sums.of_matrix:
+        if sums.needs_matrix:
             wide = self.contexts.to(self.dtype) if weighted else self.contexts
             summed = self.weights @ wide if weighted else wide.sum(0, dtype=self.dtype)
             sums.add_to_all_words(-self.uniform * summed)
