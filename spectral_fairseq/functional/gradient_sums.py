@@ -11,7 +11,8 @@ contexts, table and bias at once and then discarded. This takes three matrix pro
 block, where recomputation in the backward pass would need four. What is kept between the passes
 has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
 of the parameters only after the factor from above is applied: under loss scaling that factor
-keeps float16 gradients from vanishing. A single block of bfloat16 is the exception (``_TableSum``).
+keeps float16 gradients from vanishing. Of a single block of bfloat16 the softmax is kept instead
+of the table's gradient, which the backward pass multiplies out (``_TableSum``).
 
 Note [Half precision]
 ---------------------
@@ -24,7 +25,7 @@ below 2e-12 vanishes.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -34,16 +35,60 @@ from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     has_wide_products,
     matmul_transposed,
+    matmul_transposed_by_rows,
 )
 from spectral_fairseq.functional.row_blocks import cached_rows
+
+
+class _SingleBlock(NamedTuple):
+    """What is kept of a single block of bfloat16 in the place of the table's gradient.
+
+    Attributes:
+        scores: the gradient of the scores without the weights, shape (T, N); or ``None``.
+        rows: contexts of the same type, shape (T, d).
+        weights: shape (T,), or ``None`` for 1.
+        targets: shape (T,).
+        of_targets: what is added to the rows of these, shape (T, d).
+        of_all: what is added to every row, shape (d,).
+    """
+
+    scores: Optional[Tensor] = None
+    rows: Optional[Tensor] = None
+    weights: Optional[Tensor] = None
+    targets: Optional[Tensor] = None
+    of_targets: Optional[Tensor] = None
+    of_all: Optional[Tensor] = None
+
+    def gradient(self, factor: Optional[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the table's gradient times a factor, shape (N, d).
+
+        What the factor multiplies is small, so that no pass over N x d does.
+        """
+        assert self.scores is not None and self.rows is not None
+        weights = factor if self.weights is None else _scaled(self.weights, factor).unsqueeze(1)
+        rows = self.rows if weights is None else _weighted(self.rows, weights)
+        found = matmul_transposed_by_rows(self.scores.t(), rows.t(), dtype)
+        words, sums = None, None
+        if self.targets is not None and self.of_targets is not None:
+            words, place = self.targets.unique(return_inverse=True)
+            addends = _scaled(self.of_targets, factor)
+            sums = found[words].to(addends.dtype).index_add_(0, place, addends)
+        if self.of_all is not None:
+            of_all = _scaled(self.of_all, factor)
+            sums = None if sums is None else sums + of_all
+            for part in found.split(cached_rows(found.size(1))):
+                part.add_(of_all)
+        if words is not None and sums is not None:
+            found[words] = sums.to(dtype)
+        return found
 
 
 class _TableSum:
     """The sum of the gradients that the blocks of a batch have for the table.
 
     A processor rounds products of 16-bit numbers to 16 bits. That of a single block, over all
-    words, is the whole sum: it stays as narrow as it is, and what else belongs to the sum is kept
-    beside it, so that N x d numbers are neither widened nor kept at twice the length.
+    words, is the whole sum, which nothing is gained by widening: what it is made of is kept, and
+    the backward pass multiplies it out to the gradient itself.
 
     Args:
         matrix: W, shape (N, d).
@@ -55,9 +100,7 @@ class _TableSum:
         self.shape, self.device, self.dtype = matrix.shape, matrix.device, dtype
         self.single = single
         self._sum: Optional[Tensor] = None
-        self._product: Optional[Tensor] = None
-        self._of_targets: Optional[Tuple[Tensor, Tensor]] = None
-        self._of_all: Optional[Tensor] = None
+        self._block = _SingleBlock()
 
     def _new(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -68,51 +111,42 @@ class _TableSum:
             self._sum = self._new().zero_()
         return self._sum
 
-    def add(self, words: slice, scores: Tensor, rows: Tensor, alpha: float) -> None:
-        """Add alpha scores.t() @ rows, of the words, shapes (r, n) and (r, d).
+    def add(
+        self, words: slice, scores: Tensor, rows: Tensor, weights: Optional[Tensor], alpha: float
+    ) -> None:
+        """Add alpha scores.t() @ (weights rows), of the words, shapes (r, n), (r, d) and (r,).
 
         The first product of all words overwrites, which saves two passes over N x d.
         """
-        assert self._product is None, "a second block of a single one"
+        assert self._block.scores is None, "a second block of a single one"
         first = self._sum is None and scores.size(1) == self.shape[0]
         is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
         if first and self.single and is_rounded:
-            self._product = matmul_transposed(scores.t(), rows.t())
+            self._block = _SingleBlock(scores, rows, weights)
             return
         if first:
             self._sum = self._new()
         total = self._whole()[words]
-        add_matmul_transposed_(total, scores.t(), rows.t(), alpha, first)
+        weighted = rows if weights is None else _weighted(rows, weights.unsqueeze(1))
+        add_matmul_transposed_(total, scores.t(), weighted.t(), alpha, first)
 
     def add_to_targets(self, words: slice, targets: Tensor, gradients: Tensor) -> None:
         """Add ``gradients``, shape (r, d), to the rows of ``targets``, counted from the words."""
-        if self._product is None:
+        if self._block.scores is None:
             self._whole()[words].index_add_(0, targets, gradients)
         else:
-            self._of_targets = targets, gradients
+            self._block = self._block._replace(targets=targets, of_targets=gradients)
 
     def add_to_all(self, gradient: Tensor) -> None:
         """Add ``gradient``, shape (d,), to every row, after the last block."""
-        if self._product is None:
+        if self._block.scores is None:
             self._whole().add_(gradient)
         else:
-            self._of_all = gradient
+            self._block = self._block._replace(of_all=gradient)
 
-    def parts(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        """The sum, or a narrow one and what belongs to it.
-
-        Returns:
-            Shape (N, d); what is still to be added to every row, shape (d,); and indices and sums,
-            without that, of the rows that are others. The last three are ``None`` of a whole sum.
-        """
-        if self._product is None:
-            return self._whole(), None, None, None
-        if self._of_targets is None:
-            return self._product, self._of_all, None, None
-        targets, gradients = self._of_targets
-        found, place = targets.unique(return_inverse=True)
-        sums = self._product[found].to(self.dtype).index_add_(0, place, gradients)
-        return self._product, self._of_all, found, sums
+    def kept(self) -> Tuple[Optional[Tensor], _SingleBlock]:
+        """The sum, shape (N, d), or what is kept of a single block."""
+        return None if self._block.scores is not None else self._whole(), self._block
 
 
 FLOAT16_SCALE = 2.0**15
@@ -164,8 +198,9 @@ class GradientSums:
         return _scaled_in_types(self._saved(), self.dtypes)
 
     def _saved(self, *others: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        matrix, *beside = (None,) * 4 if self._matrix is None else self._matrix.parts()
-        return (self.contexts, matrix, self.bias, *others, *beside)
+        """The gradients and the others, then what is kept of a single block."""
+        matrix, block = (None, _SingleBlock()) if self._matrix is None else self._matrix.kept()
+        return (self.contexts, matrix, self.bias, *others, *block)
 
     def add_block(
         self,
@@ -226,10 +261,7 @@ class GradientSums:
             else:
                 self.contexts.index_add_(0, place, gradient[: place.size(0)])
         if self._matrix is not None:
-            weighted = rows
-            if weights is not None:
-                weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
-            self._matrix.add(words, narrow, weighted, 1 / scale)
+            self._matrix.add(words, narrow, rows, weights, 1 / scale)
             if targets is not None and hits is not None:
                 of_targets = rows.to(dtype) * -hits.unsqueeze(1)
                 self._matrix.add_to_targets(words, targets, of_targets)
@@ -255,30 +287,33 @@ def _scaled_in_types(
     dtypes: Sequence[Any],
     factor: Optional[Tensor] = None,
 ) -> Tuple[Optional[Tensor], ...]:
-    *gradients, of_all, found, sums = saved
-    addends = (None, of_all, *(None for _ in gradients[2:]))
+    kept = len(_SingleBlock._fields)
+    gradients, block = saved[:-kept], _SingleBlock(*saved[-kept:])
     scaled = [
-        None if gradient is None else _scaled(gradient, addend, factor, dtype)
-        for gradient, addend, dtype in zip(gradients, addends, dtypes)
+        None if gradient is None else _scaled(gradient, factor, dtype)
+        for gradient, dtype in zip(gradients, dtypes)
     ]
-    of_table = scaled[1]
-    if of_table is not None and found is not None and sums is not None:
-        of_table.index_copy_(0, found, _scaled(sums, of_all, factor, of_table.dtype))
+    if block.scores is not None:
+        scaled[1] = block.gradient(factor, dtypes[1])
     return tuple(scaled)
 
 
+def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the product of rows and their weights, which is rounded once."""
+    return (rows.to(weights.dtype) * weights).to(rows.dtype)
+
+
 def _scaled(
-    gradient: Tensor, addend: Optional[Tensor], factor: Optional[Tensor], dtype: torch.dtype
+    gradient: Tensor, factor: Optional[Tensor], dtype: Optional[torch.dtype] = None
 ) -> Tensor:
-    """Return the product of the sum of the two and the factor, if there is one, in ``dtype``.
+    """Return the product of a sum and the factor, if there is one, in ``dtype`` or its own.
 
     On a CPU it is computed by rows, which stay in the cache on the way.
     """
-    wide = at_least_float32(gradient.dtype)
+    wide, dtype = at_least_float32(gradient.dtype), dtype or gradient.dtype
 
     def scaled(part: Tensor) -> Tensor:
         part = part.to(wide)
-        part = part if addend is None else part + addend
         return part if factor is None else part * factor
 
     by_rows = gradient.device.type == "cpu" and {gradient.dtype, dtype} != {wide}

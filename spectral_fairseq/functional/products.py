@@ -24,7 +24,7 @@ products is tried once.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Optional
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -101,13 +101,32 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right.t())
 
 
+def matmul_transposed_by_rows(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return left @ right.t() of bfloat16 in ``dtype``, some rows at a time, outside autograd.
+
+    Where it is large a CPU so takes 0.9 of the time: what oneDNN copies of the factors is small.
+
+    Args:
+        left: shape (m, k).
+        right: shape (n, k); either may be a transposed view.
+        dtype: of the result, shape (m, n).
+    """
+    found = left.new_empty((left.size(0), right.size(0)), dtype=dtype)
+    for part, factor in _by_rows(found, left):
+        if part.dtype == left.dtype:
+            torch.mm(factor, right.t(), out=part)
+        else:
+            part.copy_(torch.mm(factor, right.t()))
+    return found
+
+
 # Up to so many columns of the factors a CPU adds faster within the product than after it: in 0.4
 # to 1.0 of the time, and in 1.0 to 1.2 with more (n = 64 to 1,024, m = 4,000 and 32,000).
 ADDED_WITHIN = 512
-# Bytes of a product of bfloat16 that a CPU adds after it. The C library maps more than 32 MiB anew
-# at each call, page by page, which takes a quarter to a half of the time (N = 32,000 to 150,000,
-# d = 512 to 896).
-ADDED_AT_ONCE = 16 * 1024 * 1024
+# Bytes of a product of bfloat16 that a CPU computes at a time. The C library maps more than 32 MiB
+# anew at each call, page by page: a product that is added takes a quarter to a half longer so, and
+# one that is not, a tenth, by oneDNN's copies (N = 32,000 to 150,000, d = 512 to 896).
+AT_ONCE = 16 * 1024 * 1024
 
 
 def add_matmul_transposed_(
@@ -134,11 +153,16 @@ def add_matmul_transposed_(
     if _takes_onednn(left) and left.stride(0) == 1 and 1 < right.size(0) <= 2 * left.size(1):
         _add(total, matmul_transposed(right, left).t(), alpha, first)
         return
+    for part, factor in _by_rows(total, left):
+        _add(part, matmul_transposed(factor, right), alpha, first)
+
+
+def _by_rows(product: Tensor, left: Tensor) -> Iterator[Tuple[Tensor, Tensor]]:
+    """Yield some rows of a product and of its left factor; all where a CPU gains nothing by it."""
     rows = left.size(0)
     if left.device.type == "cpu" and left.dtype == torch.bfloat16:
-        rows = max(1, ADDED_AT_ONCE // (2 * max(1, right.size(0))))
-    for part, factor in zip(total.split(rows), left.split(rows)):
-        _add(part, matmul_transposed(factor, right), alpha, first)
+        rows = max(1, AT_ONCE // (2 * max(1, product.size(1))))
+    yield from zip(product.split(rows), left.split(rows))
 
 
 def _add(total: Tensor, addend: Tensor, alpha: float, first: bool) -> None:

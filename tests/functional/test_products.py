@@ -69,7 +69,7 @@ def test_a_large_product_is_added_a_part_at_a_time(monkeypatch):
     left, right = torch.randn(7, 30).bfloat16().t(), torch.randn(12, 7).bfloat16()
     whole, parts = torch.ones(30, 12), torch.ones(30, 12)
     products.add_matmul_transposed_(whole, left, right)
-    monkeypatch.setattr(products, "ADDED_AT_ONCE", 8 * 12 * 2)
+    monkeypatch.setattr(products, "AT_ONCE", 8 * 12 * 2)
     sizes = []
     plain = products.matmul_transposed
     monkeypatch.setattr(
