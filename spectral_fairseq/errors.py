@@ -120,6 +120,10 @@ NEW_STATE = (
     "To train on with the weights alone, start with a new state of the optimiser (fairseq: "
     "--reset-optimizer)."
 )
+OTHER_FOLDER = (
+    "To take nothing from that checkpoint, give another --save-dir: fairseq goes on from the "
+    "checkpoint_last.pt that it finds there."
+)
 CHOOSE = "Choose one with --table NAME."
 COPY_AGAIN = "It is truncated, damaged or of another format: copy it again."
 SAVE_AGAIN = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.float32_weights import float32_copies
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.errors import NEW_STATE, CheckpointError
+from spectral_fairseq.errors import NEW_STATE, OTHER_FOLDER, CheckpointError
 from spectral_fairseq.lm.wide_state import saved_groups
 from spectral_fairseq.methods.groups import undecayed_parameters
 
@@ -128,8 +128,7 @@ def _load_as_it_is(
         raise CheckpointError(
             f"the state of an optimiser of {own} parameters, as this model has",
             f"one of {others}, of a model with other tables or layers",
-            f"{NEW_STATE} To take nothing from that checkpoint, give another --save-dir: fairseq "
-            "goes on from the checkpoint_last.pt that it finds there.",
+            f"{NEW_STATE} {OTHER_FOLDER}",
         ) from error
 
 

@@ -17,7 +17,7 @@ from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.entries import entries_by_module, factored_kind
 from spectral_fairseq.embeddings.svd import V_SCALE
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import OTHER_FOLDER, CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,28 @@ def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
             f"a checkpoint of {built_experts}",
             f"one of {stored_experts}",
             "Use an arch of this package with the --output-head and --mixture-components of that "
-            "checkpoint.",
+            f"checkpoint. {OTHER_FOLDER}",
         )
+
+
+def check_output_layers(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse an output layer of this package over a plain table where the model has fairseq's own.
+
+    A soft cap is one: its table lies in the layer, and no plain layer computes it.
+
+    Raises:
+        CheckpointError: the checkpoint has one.
+    """
+    built = entries_by_module(model.state_dict())
+    for module in entries_by_module(stored):
+        layer, _, last = module.rpartition(".")
+        if last == "table" and "weight" in built.get(layer, ()):
+            raise CheckpointError(
+                f"a checkpoint with an output layer of fairseq in {layer}",
+                "one of this package, such as that of --logit-softcap",
+                "Use an arch of this package with the --output-head and --logit-softcap of that "
+                f"checkpoint. {OTHER_FOLDER}",
+            )
 
 
 def _experts(entries: Mapping[str, Any]) -> str:
@@ -73,7 +93,7 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
             f"one of --embedding-type {kind.kind}",
             "Use an arch of this package with the --embedding-type, --embedding-tables and sharing "
             "of that checkpoint; or, if it is of a Transformer, make it plain with "
-            "spectral-fairseq export and start from that.",
+            f"spectral-fairseq export and start from that. {OTHER_FOLDER}",
         )
     lengths = (
         _column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding
@@ -113,7 +133,8 @@ def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
                 "in the checkpoint, which are one in this model",
                 "Share the tables that the training of the checkpoint shared: "
                 "--share-all-embeddings, --share-decoder-input-output-embed. If these were shared, "
-                "the file is damaged, or another program has changed one of them.",
+                "the file is damaged, or another program has changed one of them. "
+                f"{OTHER_FOLDER}",
             )
 
 
@@ -135,6 +156,7 @@ def _checking_kinds(self: Any, state_dict: Any, *, original: Callable[..., None]
     check_tables(state_dict, self)
     check_shared(state_dict, self)
     check_experts(state_dict, self)
+    check_output_layers(state_dict, self)
 
 
 TABLE_KINDS = Patch(

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.plugin.restored_tables import check_experts, check_shared, check_tables
+from spectral_fairseq.plugin.restored_tables import (
+    check_experts,
+    check_output_layers,
+    check_shared,
+    check_tables,
+)
 from tests.plugin.conftest import build_host_model, build_model
 from tests.plugin.trainers import build_trainer, take_updates
 
@@ -45,6 +50,29 @@ def test_another_mixture_is_refused_with_its_flags():
     for wrong in (torch.tensor(3.0), "three"):  # no matrix: of another file, or damaged
         with pytest.raises(CheckpointError, match="one of a single softmax"):
             check_experts({**stored, name: wrong}, mixture.get_model())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_capped_output_layer_over_a_plain_table_is_refused_by_fairseq_s_own(shared, task):
+    """fairseq only said that the architectures should match."""
+    table = {"embedding_type": "plain", "share_all_embeddings": shared}
+    capped = build_model(task, logit_softcap=2.0, **table)
+    plain = build_host_model(task, "transformer", share_all_embeddings=shared)
+    with pytest.raises(CheckpointError, match="of fairseq in decoder.*--logit-softcap.*--save-dir"):
+        plain.load_state_dict(capped.state_dict())
+    for model in (capped, build_model(task)):
+        check_output_layers(model.state_dict(), model)
+        check_output_layers(plain.state_dict(), model)
+
+
+def test_the_remedy_for_another_arch_in_the_same_folder_is_another_folder(task):
+    """Whoever changes --arch in a command seldom wants the checkpoint of the old one."""
+    factored = build_model(task).state_dict()
+    mixture = build_model(task, "transformer_mos", share_all_embeddings=False).state_dict()
+    for stored in (factored, mixture):
+        plain = build_host_model(task, "transformer", share_all_embeddings=True)
+        with pytest.raises(CheckpointError, match="give another --save-dir"):
+            plain.load_state_dict(stored)
 
 
 @pytest.mark.parametrize("arch", ["transformer", "transformer_sc", "transformer_mos"])
