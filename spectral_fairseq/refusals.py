@@ -359,6 +359,27 @@ EVAL_LM = Refusal(
     "carried state use `spectral-fairseq evaluate-lm` or `fairseq-validate`.",
     conflict="`fairseq-eval-lm`",
 )
+SEVERAL_MODELS = Refusal(
+    "an arch of this package",
+    "a task that trains one model",
+    "Use `--arch multilingual_transformer`, with which all criterions of this package work; or "
+    "`--task translation_multi_simple_epoch`, which trains one model for all languages.",
+    conflict="`--task multilingual_translation` or `semisupervised_translation`, which train one "
+    "for each pair of languages",
+)
+NEW_ROWS = Refusal(
+    "a table or head of this package",
+    "a task that leaves the table its rows",
+    "Use `--embedding-type plain --output-head softmax` without `--logit-softcap`.",
+    conflict="`--task online_backtranslation`, which appends rows to the tables of a new model",
+)
+LANGUAGE_MODEL = Refusal(
+    "a language model of this package",
+    "a task of language modelling",
+    "Use `--task language_modeling`, or `stateful_language_modeling` with `awd_lstm_*` and "
+    "`transformer_xl_*`; or a translation model.",
+    conflict="`--task translation` and its kin",
+)
 
 REFUSALS: Tuple[Refusal, ...] = tuple(
     value for value in list(vars().values()) if isinstance(value, Refusal)

@@ -92,8 +92,8 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
             f"a checkpoint {expected} in {module}",
             f"one of --embedding-type {kind.kind}",
             "Use an arch of this package with the --embedding-type, --embedding-tables and sharing "
-            "of that checkpoint; or, if it is of a Transformer, make it plain with "
-            f"spectral-fairseq export and start from that. {OTHER_FOLDER}",
+            "of that checkpoint; or, if it is of a Transformer with one softmax, make it plain "
+            f"with spectral-fairseq export and start from that. {OTHER_FOLDER}",
         )
     lengths = (
         _column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding

@@ -19,6 +19,7 @@ from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.muon import MuonMatrices
+from spectral_fairseq.plugin.other_tasks import MODELS_OF_TASKS
 from spectral_fairseq.plugin.products import CHOSEN_PRODUCTS, ChosenProducts
 from spectral_fairseq.plugin.restored_tables import TABLE_KINDS
 from spectral_fairseq.plugin.stream_iterator import STREAMS
@@ -173,6 +174,7 @@ LISTENING = Patch(
 
 PATCHES = (
     LISTENING,
+    MODELS_OF_TASKS,
     TRAINING_COUNTS,
     TABLE_KINDS,
     GROUPS,

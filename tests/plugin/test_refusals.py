@@ -166,6 +166,7 @@ ELSEWHERE = {
     "test_muon.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
     "test_table_control.py": {"RENEWAL_STEPS"},
     "test_stateful_language_modeling.py": {"STREAMS", "GENERATE", "EVAL_LM"},
+    "test_other_tasks.py": {"SEVERAL_MODELS", "NEW_ROWS", "LANGUAGE_MODEL"},
 }  # fmt: skip
 
 
