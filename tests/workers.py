@@ -5,8 +5,8 @@ import uuid
 import torch
 import torch.multiprocessing
 
-# Both workers are forks of a process that has imported torch, which takes seconds.
-PRELOADED = ["torch.distributed"]
+# Both workers are forks of a process that has imported these, which takes each of them seconds.
+PRELOADED = ["torch.distributed.fsdp", "pytest", "tests.training.models"]
 
 
 def on_two_workers(function, folder, *arguments):
