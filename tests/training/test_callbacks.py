@@ -469,7 +469,7 @@ def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
 def test_a_framework_is_imported_where_it_is_used(transformers):
     """A program with Trainer would wait for Lightning, some seconds each time."""
     program = """
-import copy, gc, importlib, os, pickle, sys
+import contextlib, copy, gc, importlib, os, pickle, sys
 from spectral_fairseq.training.callbacks import SpectralCallback, SpectralLightningCallback
 assert not {"transformers", "lightning"} & {*sys.modules}
 from transformers import TrainerCallback
@@ -481,6 +481,10 @@ for kind in (SpectralCallback, Own):
         assert type(other) is type(callback) and vars(other) == vars(callback)
         assert isinstance(other, kind) and type(other).__name__ == kind.__name__
     assert not hasattr(callback, "setup")
+for shared in ("torch._dynamo", "torchmetrics"):  # which both import, and which import neither
+    with contextlib.suppress(ImportError):
+        importlib.import_module(shared)
+assert "lightning" not in sys.modules
 gc.freeze()  # a collection in every fork would copy the memory that they share
 others = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning"}
 for name in sys.argv[1:]:
