@@ -34,15 +34,21 @@ print(spectral_fairseq.__file__)
 
 
 def files_of(package):
-    files = (one for one in package.rglob("*") if one.is_file() and one.suffix != ".pyc")
-    return sorted(str(one.relative_to(package)) for one in files)
+    files = (one.relative_to(package) for one in package.rglob("*") if one.is_file())
+    return sorted(str(one) for one in files if "__pycache__" not in one.parts)
+
+
+def copy_package(source):
+    """Without what is compiled, which other tests may just be writing."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq", ignore=ignored)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the source tree")
 def test_the_built_wheel_is_whole_and_works(tmp_path):
     source, site = tmp_path / "source", tmp_path / "site"
-    shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq")
+    copy_package(source)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -77,7 +83,7 @@ def archives(tmp_path_factory):
     """The source archive and the metadata of an address, as the workflow that publishes has it."""
     folder = tmp_path_factory.mktemp("archives")
     source = folder / "source"
-    shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq")
+    copy_package(source)
     for path in (*ROOT.glob("*.*"), ROOT / "LICENSE"):
         if path.is_file():
             shutil.copy(path, source / path.name)
