@@ -24,7 +24,7 @@ def check_task(task: Any, settings: Any) -> None:
     """Refuse an architecture of this package that a task of fairseq cannot train.
 
     Args:
-        task: fairseq's or another.
+        task: of fairseq; those of others are left to them.
         settings: of the model, which name its architecture; those of others are left to fairseq.
 
     Raises:
@@ -34,6 +34,8 @@ def check_task(task: Any, settings: Any) -> None:
     model = ARCH_MODEL_REGISTRY.get(arch) or MODEL_REGISTRY.get(arch)
     if model is None or not model.__module__.startswith(f"{__package__}."):
         return
+    if not type(task).__module__.startswith("fairseq."):
+        return  # a task of another plugin, such as one of decoders alone, builds models in its way
     name = next((name for name, kind in TASK_REGISTRY.items() if kind is type(task)), type(task))
     found = f"--task {name} with --arch {arch}"
     if isinstance(task, MultilingualTranslationTask):

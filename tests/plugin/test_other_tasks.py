@@ -61,3 +61,10 @@ def test_it_is_refused_with_its_name(refusal, task, arch, flags):
 ])  # fmt: skip
 def test_what_works_and_what_is_fairseq_s_is_left_alone(task, arch):
     check_task(task_of(task), Namespace(arch=arch, **PLAIN))
+
+
+def test_a_task_of_another_plugin_may_take_what_its_base_class_may_not():
+    own = type(
+        "DecoderOnlyTask", (TASK_REGISTRY["translation"],), {"__module__": "of_a_plugin.task"}
+    )
+    check_task(object.__new__(own), Namespace(arch="transformer_lm_sc", **PLAIN))
