@@ -122,9 +122,10 @@ def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
     alone = {".".join(sharing[0]) for sharing in holders.values() if len(sharing) == 1}
     entries_of = entries_by_module(stored)
     shared = (sharing for sharing in holders.values() if len(sharing) > 1)
-    for names in {tuple(name for name, _ in sharing) for sharing in shared}:
+    # In the order of the model and of the file, so that the same entry is named each time.
+    for names in dict.fromkeys(tuple(name for name, _ in sharing) for sharing in shared):
         # A plain table may be loaded into a factored one, whose parameters have other names.
-        for entry in {key for name in names for key in entries_of.get(name, ())}:
+        for entry in dict.fromkeys(key for name in names for key in entries_of.get(name, ())):
             keys = [f"{name}.{entry}" for name in names]
             given_keys = [key for key in keys if key not in alone and _has_numbers(stored.get(key))]
             refuse_unequal(
