@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.tensors import refuse_unequal
 from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.embeddings.entries import (
@@ -29,6 +30,14 @@ from spectral_fairseq.errors import (
     listed,
 )
 from spectral_fairseq.functional.row_blocks import check_finite
+
+# What a model computes of its tensors, where these do not show it: two mixtures have the same ones.
+# Flag -> setting, and its value for an output layer of fairseq.
+_COMPUTED = {
+    "--output-head": ("output_head", "softmax"),
+    "--logit-softcap": ("logit_softcap", "none"),
+}
+_OF_ONE_TRAINING = "Average checkpoints of one training run, with one architecture and dictionary."
 
 
 def with_tensors(checkpoint: Dict[str, Any], changed: Mapping[str, Tensor]) -> Dict[str, Any]:
@@ -61,14 +70,26 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
     check_enough(len(paths), 1, "checkpoint to average", "Name some.", ConfigurationError)
     average = load_checkpoint(paths[0], verify)
     first = _First(tensors_of(average["model"]), paths[0])
+    computed = _computed(average)
     sums = first.terms(first.tensors, paths[0])
     for path in paths[1:]:
-        model = tensors_of(load_checkpoint(path, verify)["model"])
+        checkpoint = load_checkpoint(path, verify)
+        model, other = tensors_of(checkpoint["model"]), _computed(checkpoint)
         first.check(model, path)
+        if other != computed:
+            wanted = f"{path} of a model with {computed}, as {paths[0]} is"
+            raise CheckpointError(wanted, other, _OF_ONE_TRAINING)
         for key, term in first.terms(model, path).items():
             sums[key] += term
     means = {key: total / len(paths) for key, total in sums.items()}
     return with_tensors(average, first.stored(means))
+
+
+def _computed(checkpoint: Mapping[str, Any]) -> str:
+    """What a model computes of its tensors, in flags."""
+    settings = checkpoint_settings(checkpoint, "model")
+    flags = {flag: settings.get(name) or usual for flag, (name, usual) in _COMPUTED.items()}
+    return " ".join(f"{flag} {value}" for flag, value in flags.items())
 
 
 class _First:
@@ -104,7 +125,7 @@ class _First:
             raise CheckpointError(
                 f"{path} to hold the same tensors as {self.path}",
                 f"{len(differences)} differences: {listed(differences, 3, '; ')}",
-                "Average checkpoints of one training run, with one architecture and dictionary.",
+                _OF_ONE_TRAINING,
             )
         for key, first in self._same.items():
             why = f"in {path}, since {self.path} shares them"

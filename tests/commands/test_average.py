@@ -77,8 +77,9 @@ def test_everything_else_is_averaged_plainly(folder, average):
     assert "last_optimizer_state" not in found
 
 
-def saved(path, model):
-    torch.save({"args": None, "cfg": {}, "model": model}, path)
+def saved(path, model, **settings):
+    cfg = {"model": settings} if settings else {}
+    torch.save({"args": None, "cfg": cfg, "model": model}, path)
     return path
 
 
@@ -134,6 +135,21 @@ def test_checkpoints_of_different_models(average, tmp_path):
     assert "b of shape (3,) and (4,)" in error and "2.pt" in error
     error = average(one, names, rc=2)
     assert "b only in one" in error and "c only in one" in error
+
+
+@pytest.mark.parametrize("flag, one, other", [
+    ("--output-head", "mos", "moc"), ("--output-head", None, "mos"), ("--logit-softcap", 30, None),
+])  # fmt: skip
+def test_models_that_compute_something_else_of_the_same_tensors(
+    flag, one, other, average, tmp_path
+):
+    name = flag[2:].replace("-", "_")
+    paths = [
+        saved(tmp_path / f"{i}.pt", {"a": torch.zeros(2)}, **{name: value})
+        for i, value in enumerate((one, other, one))
+    ]
+    assert f"{flag} {other or 'none'}" in average(*paths, rc=2)
+    average(paths[0], paths[2])
 
 
 def test_a_table_that_diverged(average, tmp_path):
