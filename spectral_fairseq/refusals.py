@@ -378,7 +378,7 @@ LANGUAGE_MODEL = Refusal(
     "a task of language modelling",
     "Use `--task language_modeling`, or `stateful_language_modeling` with `awd_lstm_*` and "
     "`transformer_xl_*`; or a translation model.",
-    conflict="`--task translation` and its kin",
+    conflict="`--task translation` or one that is derived from it",
 )
 
 REFUSALS: Tuple[Refusal, ...] = tuple(

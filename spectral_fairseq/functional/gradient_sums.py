@@ -62,7 +62,7 @@ class _SingleBlock(NamedTuple):
     def gradient(self, factor: Optional[Tensor], dtype: torch.dtype) -> Tensor:
         """Return the table's gradient times a factor, shape (N, d).
 
-        What the factor multiplies is small, so that no pass over N x d does.
+        The factor multiplies T rows, so that it takes no pass over N x d.
         """
         assert self.scores is not None and self.rows is not None
         weights = factor if self.weights is None else _scaled(self.weights, factor).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""What some tasks of fairseq ask of a model, and architectures of this package do not have.
+"""Refuses the architectures of this package in those tasks of fairseq that cannot train them.
 
-Without these checks such a training ends in an error about an attribute or a setting, which names
-neither the task nor the architecture.
+Otherwise such a training ends in an error about an attribute or a setting, which names neither the
+task nor the architecture.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def check_task(task: Any, settings: Any) -> None:
     """Refuse an architecture of this package that a task of fairseq cannot train.
 
     Args:
-        task: of fairseq; those of others are left to them.
-        settings: of the model, which name its architecture; those of others are left to fairseq.
+        task: that builds the model. One of another plugin may build it in its own way.
+        settings: of the model, which name its architecture.
 
     Raises:
         UnsupportedError: the task asks for another one.
@@ -35,7 +35,7 @@ def check_task(task: Any, settings: Any) -> None:
     if model is None or not model.__module__.startswith(f"{__package__}."):
         return
     if not type(task).__module__.startswith("fairseq."):
-        return  # a task of another plugin, such as one of decoders alone, builds models in its way
+        return  # such as one that is derived from fairseq's and trains a decoder alone
     name = next((name for name, kind in TASK_REGISTRY.items() if kind is type(task)), type(task))
     found = f"--task {name} with --arch {arch}"
     if isinstance(task, MultilingualTranslationTask):
