@@ -82,6 +82,7 @@ class Averages(Listener):
         """
         if self.trainer.lr_scheduler.resumed:
             position = extra_state["train_iterator"]
+            loss = extra_state.get("val_loss")  # fairseq's crash.pt has none
             # In the middle of an epoch the loss is one that the schedule is never told.
-            if position["iterations_in_epoch"] == 0 and extra_state["val_loss"] is not None:
-                self.trainer.lr_step(position["epoch"] - 1, extra_state["val_loss"])
+            if position["iterations_in_epoch"] == 0 and loss is not None:
+                self.trainer.lr_step(position["epoch"] - 1, loss)

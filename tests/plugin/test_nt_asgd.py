@@ -187,6 +187,17 @@ def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path, capl
         assert same(weights(trainer), weights(resumed))
 
 
+def test_training_goes_on_from_the_file_that_fairseq_writes_on_an_error(tmp_path):
+    """crash.pt knows no place in the data, and no loss."""
+    trainer, resumed = build(AT_ONCE), build(AT_ONCE, begin=False)
+    take_updates(trainer, 2)
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(str(tmp_path / "crash.pt"), {})
+    resumed.load_checkpoint(str(tmp_path / "crash.pt"))
+    assert resumed.get_num_updates() == 2
+    assert averaged_sgd(resumed.optimizer).averaged == 2
+
+
 def test_warm_up():
     trainer = build("lr_scheduler.warmup_updates=4")
     rates = []
