@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -235,16 +235,13 @@ class Penalties:
 
     Raises:
         ConfigurationError: a flag is outside its range.
-        DataError: the dictionary lacks what a penalty needs.
     """
 
     def __init__(self, cfg: Any, parts: Parts) -> None:
         self._parts = parts
         self._flags = read_options(PENALTY_FLAGS, cfg)
         self._active = [penalty for penalty in PENALTIES if penalty.factor(self._flags)]
-        self._options = {
-            penalty.name: penalty.for_words(self._flags, parts.words) for penalty in self._active
-        }
+        self._options: Dict[str, Any] = {}  # of those that were computed, completed for the words
         self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
         table = DecoderTable(parts)
         self._lazy = [penalty for penalty in self._active if penalty.lazy(table)]
@@ -281,6 +278,7 @@ class Penalties:
         Raises:
             ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
                 is trained.
+            DataError: the dictionary lacks what a penalty needs.
         """
         tables = [module for module in model.modules() if isinstance(module, Table)]
         training = [table.training for table in tables]
@@ -318,10 +316,17 @@ class Penalties:
             Term(
                 penalty.name,
                 penalty.factor(self._flags),
-                penalty.of(table, self._options[penalty.name]),
+                penalty.of(table, self._options_of(penalty)),
             )
             for penalty in penalties
         ]
+
+    def _options_of(self, penalty: Penalty) -> Any:
+        # Not before it is computed: evaluation needs no counts, for which training data are read.
+        if penalty.name not in self._options:
+            completed = penalty.for_words(self._flags, self._parts.words)
+            self._options[penalty.name] = completed
+        return self._options[penalty.name]
 
 
 ACTIVATION_NAMES = ("activation", "temporal_activation")

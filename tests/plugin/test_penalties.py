@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.methods.penalties import PENALTIES, WEIGHT_NORM, svd_tables
 from spectral_fairseq.plugin.find import output_matrix
@@ -168,6 +168,18 @@ def test_words_are_those_of_the_decoder(task, flag):
     ((_, _, found),) = shown(0)
     ((_, _, expected),) = own(0)
     assert float(found.detach()) == float(expected.detach())
+
+
+def test_evaluation_needs_no_counts():
+    """fairseq-validate may have a split alone, with a dictionary of sentencepiece."""
+    uncounted = words()
+    uncounted.count = [100] * len(uncounted)
+    task = SimpleNamespace(source_dictionary=uncounted, target_dictionary=uncounted)
+    model, sample = build_model(task, embedding_type="plain").eval(), make_sample(task)
+    criterion = build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
+    assert torch.isfinite(criterion(model, sample)[0])
+    with pytest.raises(DataError, match="all with the count 100"):  # before training
+        criterion.check_model(model)
 
 
 def test_between_updates_lazy_penalties_are_shown_but_not_averaged(task):
