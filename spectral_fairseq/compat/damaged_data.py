@@ -76,9 +76,10 @@ def check_dictionary(self: Any, f: Any, *, original: Callable[..., None]) -> Non
         wanted = f"lines of a word and its count in {f}"
         raise DataError(wanted, found, _DICTIONARY_REMEDY) from error
     for symbol, count in zip(self.symbols, self.count):
-        if not 0 <= count <= MAX_COUNT:
+        # Negative ones are allowed: the vocabularies of sentencepiece's BPE have them.
+        if not -MAX_COUNT <= count <= MAX_COUNT:
             raise DataError(
-                f"counts of 0 or more, below 2**63, in the dictionary {f}",
+                f"counts between -2**63 and 2**63 in the dictionary {f}",
                 f"{str(count)[:30]} of {symbol[:60]!r}",
                 _DICTIONARY_REMEDY,
             )

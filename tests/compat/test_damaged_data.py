@@ -120,7 +120,7 @@ def test_the_older_format(ending, apply, values, tmp_path):
 
 
 @pytest.mark.parametrize("line, match", [
-    ("w -3", "-3 of 'w'"),
+    (f"w -{2**63}", f"-{2**63} of 'w'"),
     (f"w {2**63}", f"{2**63} of 'w'"),
     ("w \u00b2", "Incorrect dictionary format"),
     ("w " + "9" * 5000, "Incorrect dictionary format|9999 of 'w'|99999"),
@@ -135,6 +135,15 @@ def test_dictionaries(patched, copy, line, match):
     failure = patched.gives(Fails(match), read_all, **files)
     assert failure.kinds[0] == "DataError" and "dict.de.txt" in failure.message
     assert "\n" not in failure.message
+
+
+def test_a_dictionary_of_scores(bare, patched, copy):
+    """Ranks from 0 downwards stand in the vocabulary of sentencepiece's BPE, and harm nobody."""
+    path = copy / "dict.de.txt"
+    symbols = [line.split()[0] for line in path.read_text("utf-8").splitlines()]
+    path.write_text("".join(f"{one} -{rank}\n" for rank, one in enumerate(symbols)), "utf-8")
+    files = {"prefix": str(copy / "train.de-en.de"), "dictionary": str(path)}
+    assert patched.call(read_all, **files) == bare.call(read_all, **files) > 500
 
 
 @pytest.mark.parametrize("make, match", [
