@@ -49,6 +49,8 @@ def split_groups(optimizer: Any, model: nn.Module, scheduler: Any = None) -> Non
     plateau: Any = getattr(scheduler, "lr_scheduler", None)
     if hasattr(plateau, "min_lrs"):  # torch's ReduceLROnPlateau has one for each group
         plateau.min_lrs = plateau.min_lrs[:1] * len(inner.param_groups)
+    if hasattr(optimizer, "initial_state"):  # --use-bmuf goes back to it after its warm-up
+        optimizer.initial_state = optimizer.state_dict()
     optimizer.load_state_dict = _loading(optimizer.load_state_dict, inner)
 
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import optim
+from fairseq.dataclass.configs import FairseqBMUFConfig
+from fairseq.optim.bmuf import FairseqBMUF
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -74,6 +76,15 @@ def test_a_state_with_one_group_is_split():
     for mine, theirs in zip(second.parameters(), first.parameters()):
         found, expected = (o.optimizer.state[p] for o, p in ((two, mine), (one, theirs)))
         assert torch.equal(found["exp_avg"], expected["exp_avg"])
+
+
+def test_block_momentum_goes_back_to_a_state_with_the_groups():
+    """--use-bmuf keeps the state that the optimiser begins with, for the end of its warm-up."""
+    model = _model()
+    optimizer = FairseqBMUF(FairseqBMUFConfig(distributed_world_size=2), _optimizer(model))
+    split_groups(optimizer, model)
+    optimizer._optimizer.load_state_dict(optimizer.initial_state)
+    assert [group["weight_decay"] for group in optimizer.optimizer.param_groups] == [DECAY, 0.0]
 
 
 def test_a_state_without_groups_is_refused():
