@@ -84,10 +84,8 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
         return data_counts
     counts, words = _own_counts(dictionary)
     if not were_counted(words):
-        most = max(words, default=0)
-        raise not_counted(
-            f"{len(words)} words, all with the count {most:.0f}, and no binarised data"
-        )
+        alike = f"{len(words)} words, all with the count {max(words, default=0):.0f}"
+        raise not_counted(f"{alike if words else 'no count above 0'}, and no binarised data")
     mean = float(smoothed_log_counts(words).double().mean().expm1())
     logger.warning(
         "no binarised training data to count </s> and <unk> in; their count is taken to be "

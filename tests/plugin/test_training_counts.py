@@ -171,12 +171,16 @@ def test_targets_by_count_know_the_number_of_lines(spoken):
     assert float(words.log_counts[end]) == pytest.approx(math.log1p(occurs["</s>"]), rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 100])
-def test_a_dictionary_that_was_not_counted_is_refused_without_data(tmp_path, count):
+@pytest.mark.parametrize("counts, found", [
+    ((1, 1), "2 words, all with the count 1"),
+    ((100, 100), "2 words, all with the count 100"),
+    ((0, -1), "no count above 0"),  # ranks, as in the vocabulary of sentencepiece's BPE
+])  # fmt: skip
+def test_a_dictionary_that_was_not_counted_is_refused_without_data(tmp_path, counts, found):
     """All words started at one length."""
-    words = _dictionary(a=count, b=count)
+    words = _dictionary(**dict(zip("ab", counts)))
     task = _task(tmp_path, words, words)
-    with pytest.raises(DataError, match=f"2 words, all with the count {count}, and no binarised"):
+    with pytest.raises(DataError, match=f"found {found}, and no binarised"):
         Words(words, task).log_counts  # noqa: B018
     with pytest.raises(DataError, match="all with the count"):
         WeightNormEmbedding(2, 4, 1, counts=[100, 100])
