@@ -15,6 +15,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
 from spectral_fairseq.errors import CheckpointError, DamagedError, first_line, needs_extra
 from spectral_fairseq.files import is_named_in_utf8
+from spectral_fairseq.formats.state_dicts import why_unreadable
 from spectral_fairseq.formats.stored import Stored, Unread
 
 
@@ -27,7 +28,7 @@ def recognise(start: bytes) -> bool:
 def read(path: Path) -> Stored:
     """The tensors, mapped from the file: only the pages that are used are read.
 
-    Those of types that torch does not have cannot be read.
+    Those of types that torch does not have, or hardly computes with, cannot be read.
 
     Raises:
         CheckpointError: it is not a whole file of this format, or its name is not UTF-8.
@@ -44,11 +45,17 @@ def read(path: Path) -> Stored:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             for name in file.keys():
                 try:
-                    tensors[name] = file.get_tensor(name)
+                    tensor = file.get_tensor(name)
                 except (safetensors.SafetensorError, AttributeError) as error:
                     piece = file.get_slice(name)
                     kind = f"numbers of type {piece.get_dtype()} ({first_line(error)})"
                     unread[name] = Unread(tuple(piece.get_shape()), kind)
+                    continue
+                why = why_unreadable(tensor)
+                if why is None:
+                    tensors[name] = tensor
+                else:
+                    unread[name] = Unread(tuple(tensor.shape), why)
     except (safetensors.SafetensorError, *READ_FAILURES) as error:
         raise DamagedError(f"a safetensors file at {path}", first_line(error)) from error
     return Stored(str(path), tensors, unread, path)

@@ -21,6 +21,8 @@ _HOLDERS = ("state_dict", "model_state_dict", "model", "module", "weights", "par
 """Where training loops keep the state dict in what they save."""
 _WRAPPERS = re.compile(r"^(module\.|model\.|_orig_mod\.)+")
 _DEEPEST = 8
+# Types of numbers that torch stores, and hardly computes with.
+_NARROW = re.compile("float[48]")
 
 
 def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
@@ -68,7 +70,7 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
                 if value.dtype.kind in "US":  # text beside the weights
                     continue
                 value = tensor_of(value, name)
-            why = _why_unreadable(value)
+            why = why_unreadable(value)
         except DataError as error:
             why = f"numbers of type {error.found}"
         if why is None:
@@ -161,7 +163,7 @@ def _names_a_table(arrays: Mapping[str, Any]) -> bool:
     )
 
 
-def _why_unreadable(tensor: Tensor) -> Optional[str]:
+def why_unreadable(tensor: Tensor) -> Optional[str]:
     """Why a tensor cannot be a table; no operation is done, which might wait for other processes.
 
     What is split over devices answers every operation with communication, or with an error.
@@ -183,6 +185,6 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
         return "a sparse tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
-    if tensor.is_complex() or "float8" in str(tensor.dtype):
+    if tensor.is_complex() or _NARROW.search(str(tensor.dtype)):
         return f"numbers of type {tensor.dtype}".replace("torch.", "")
     return None

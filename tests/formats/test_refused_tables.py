@@ -58,6 +58,9 @@ def packed(*shape):
 # What torch 1.12 makes of some layers is no tensor at all, and is refused as such.
 OLD_TORCH = "" if hasattr(torch, "float8_e4m3fn") else "the object|"
 BYTES = torch.zeros(600, 1, dtype=torch.uint8)
+FOUR_BITS = torch.zeros(200, 6, dtype=torch.complex64)
+if hasattr(torch, "float4_e2m1fn_x2"):
+    FOUR_BITS = torch.zeros(200, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 QUANTIZED = {
     "GPTQ": {"lm_head.qweight": packed(1, 200), "lm_head.scales": torch.ones(1, 200)},
     "AWQ": {"lm_head.qweight": packed(6, 25), "lm_head.qzeros": packed(1, 25)},
@@ -69,6 +72,7 @@ QUANTIZED = {
     "quanto": {"output.weight._data": packed(200, 6).to(torch.int8)},
     "compressed-tensors": {"lm_head.weight_packed": packed(200, 1)},
     "eight bits": {"lm_head.weight": OUTPUT.to(getattr(torch, "float8_e4m3fn", torch.complex64))},
+    "four bits": {"lm_head.weight": FOUR_BITS},
     "weight normalisation": {
         "output.parametrizations.weight.original0": torch.ones(200, 1),
         "output.parametrizations.weight.original1": OUTPUT,
