@@ -132,19 +132,21 @@ def read_text(
     path: Path,
     error: Type[SpectralFairseqError] = DamagedError,
     remedy: str = "Correct its name or permissions, or save it again in UTF-8.",
+    encoding: str = "utf-8-sig",
 ) -> str:
-    """The content of a text file in UTF-8.
+    """The content of a text file in UTF-8, without the mark that Windows puts in front.
 
     Args:
         path: of the file.
         error: the class that is raised.
         remedy: what the user should do.
+        encoding: ``utf-8`` keeps the mark.
 
     Raises:
         DamagedError: it cannot be read, or is not text; or an error of the class that is given.
     """
     try:
-        return path.read_text("utf-8")
+        return path.read_text(encoding)
     except (OSError, UnicodeDecodeError) as why:
         raise error(f"a text file in UTF-8 at {path}", first_line(why), remedy) from why
 

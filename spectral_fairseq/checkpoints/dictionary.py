@@ -82,7 +82,8 @@ def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) 
     file = Path(path)
     check_file(file, "a dictionary", _OF_PREPROCESS, DataError)
     # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
-    lines = read_text(file).split("\n")
+    # A byte-order mark is a part of the first symbol, as it is for fairseq.
+    lines = read_text(file, encoding="utf-8").split("\n")
     symbols, counts = list(specials), [0] * len(specials)
     place = {symbol: row for row, symbol in enumerate(symbols)}
     for number, line in enumerate(lines, 1):

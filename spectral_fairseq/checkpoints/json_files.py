@@ -21,7 +21,7 @@ def read_json(path: Path, kind: str) -> Any:
         DataError: it cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{kind} in {path}", first_line(error)) from error
 

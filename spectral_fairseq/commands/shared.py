@@ -39,7 +39,7 @@ def text_with_sentences(name: str, flag: str) -> str:
         check_file(name, what, remedy, DataError)
         return read_text(Path(name), DataError, remedy)
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{what} in {name}", first_line(error), remedy) from error
 

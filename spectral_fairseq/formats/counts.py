@@ -1,7 +1,7 @@
 """The words of a table, and how often each occurs, from a file or from Python.
 
 A file has lines "<word> <count>", or one count a line in the order of the rows; or it is JSON, an
-object word -> count or a list; or a .npy file with one count for each row.
+object word -> count or a list; or a file of numpy with one count for each row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList, other_line
 from spectral_fairseq.checkpoints.json_files import read_json
-from spectral_fairseq.errors import DataError, check_enough, check_type, plainly
+from spectral_fairseq.errors import DataError, check_count, check_enough, check_type, plainly
 from spectral_fairseq.files import check_file, read_text
 from spectral_fairseq.formats import numpy_arrays
 from spectral_fairseq.formats.stored import Stored
@@ -67,8 +67,11 @@ def read_counts(path: Path) -> Counts:
         DataError: missing, or of no form that is known.
     """
     check_file(path, "word counts", "Check the path.")
-    if path.suffix == ".npy":
-        return list(numpy_arrays.read(path).tensors["array"].reshape(-1).tolist())
+    if path.suffix in (".npy", ".npz"):
+        arrays = list(numpy_arrays.read(path).tensors.values())
+        what, remedy = f"array of counts in {path}", "Save it alone with np.save."
+        check_count(len(arrays), 1, what, remedy, DataError)
+        return list(arrays[0].reshape(-1).tolist())
     if path.suffix == ".json":
         counts = read_json(path, "word counts")
         what = f"counts by word or by row in {path}"

@@ -11,6 +11,7 @@ whatever its first line declares.
 
 from __future__ import annotations
 
+import codecs
 import mmap
 import os
 import re
@@ -36,7 +37,7 @@ _PARTS_OF_WORDS = bytes.maketrans(b"\x0b\x0c\r", b"\0\0\0")
 
 def recognise(start: bytes) -> bool:
     """Whether a file that starts with these bytes is word2vec, or text with vectors."""
-    line = start.split(b"\n", 1)[0]
+    line = start.removeprefix(codecs.BOM_UTF8).split(b"\n", 1)[0]
     return _declared(line) is not None or _vector_length(line) >= 2
 
 
@@ -64,10 +65,11 @@ def _words_and_vectors(path: Path) -> Tuple[List[str], Tensor]:
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
+        begin = file.seek(len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0)
         line = file.readline(_LONGEST_LINE)
         declared = _declared(line)
         if declared is None:
-            file.seek(0)
+            file.seek(begin)
             return _text(file, path, _vector_length(line), size, None)
         count, dim = declared
         start = file.tell()

@@ -179,7 +179,7 @@ def _reader_of(path: Path) -> Callable[[Path], WordList]:
 
 def _lines_of(path: Path) -> List[str]:
     """The lines of a text; splitlines() would end a line at U+2028 and others too."""
-    lines = [line.rstrip("\r") for line in read_text(path).removeprefix("\ufeff").split("\n")]
+    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     return lines

@@ -14,7 +14,8 @@ def test_read_as_fairseq_does(tmp_path):
     from fairseq.data import Dictionary
 
     file = tmp_path / "dict.txt"
-    file.write_text("the 52\n\u2581of 9\n<unk> 7 #fairseq:overwrite\nmadeupword0000 0\n", "utf-8")
+    text = "\ufeffthe 52\n\u2581of 9\n<unk> 7 #fairseq:overwrite\nmadeupword0000 0\n"
+    file.write_text(text, "utf-8")
     ours, theirs = read_dictionary(file), Dictionary.load(str(file))
     assert ours.symbols == theirs.symbols
     assert ours.counts[4:] == theirs.count[4:]

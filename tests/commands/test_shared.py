@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.commands.shared import check_output, naming_full_disk, save_atomically
+from spectral_fairseq.commands.shared import (
+    check_output,
+    naming_full_disk,
+    save_atomically,
+    text_with_sentences,
+)
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import flipped
 from tests.language_models import block_checkpoint, stateful_checkpoint
@@ -22,6 +27,16 @@ def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monk
         check_output(tmp_path / "out.pt", [], overwrite=False)
     (tmp_path / "inner").mkdir()
     assert check_output(tmp_path / "inner" / "out.pt", [], overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["file", "-"])
+def test_the_mark_that_windows_puts_in_front_of_a_text_is_no_part_of_it(
+    name, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("\ufeffone line\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", open("file", encoding="utf-8"))  # noqa: SIM115
+    assert text_with_sentences(name, "--sentences") == "one line\n"
 
 
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):

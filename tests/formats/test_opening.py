@@ -228,6 +228,14 @@ def test_blank_lines_in_text(header, tmp_path):
         open_model(path)
 
 
+@pytest.mark.parametrize("header", [b"", b"30 4\n"])
+def test_the_mark_that_windows_puts_in_front_of_a_text_is_no_part_of_it(header, tmp_path):
+    vectors(tmp_path / "file", b"\xef\xbb\xbf" + header, text_lines())
+    opened = open_model(tmp_path / "file")
+    assert torch.equal(opened.tensors["vectors"], TABLE)
+    assert opened.find_words("any", 30)[0].symbols == WORDS
+
+
 def test_a_brace_after_eight_bytes_of_text_is_a_word(tmp_path):
     lines = [b"{ 1 2\n", *(b"w%d 3 4\n" % row for row in range(1, 20000))]
     vectors(tmp_path / "file", b"20000 2\n", lines)

@@ -50,6 +50,7 @@ OTHERS = {
     "rows first": "".join(f"{row} {token}\n" for row, token in enumerate(TOKENS)),
     "spiece.vocab": "<pad>\t0\na\t-1.5\n\u2581b\t-2\nc\t-3.25e-1\n",
     "bom/vocab.txt": "\ufeff" + "\r\n".join(TOKENS),
+    "bom/vocab.json": "\ufeff" + json.dumps(BY_ROW),
 }
 FILES.update(OTHERS)
 
@@ -291,17 +292,20 @@ COUNT_FILES = {
     "rows.txt": "7\n3\n2\n",
     "rows.json": "[7, 3, 2]",
 }
+COUNT_FILES.update({f"marked {name}": f"\ufeff{text}" for name, text in COUNT_FILES.items()})
 
 
-@pytest.mark.parametrize("name", [*COUNT_FILES, "rows.npy"])
+@pytest.mark.parametrize("name", [*COUNT_FILES, "rows.npy", "rows.npz", "rows of .npz.npy"])
 def test_counts(name, tmp_path):
-    if name == "rows.npy":
-        np.save(tmp_path / name, np.array([7, 3, 2]))
+    if "np" in name:
+        save = np.savez if "npz" in name else np.save
+        with open(tmp_path / name, "wb") as file:
+            save(file, np.array([7, 3, 2]))
     else:
-        (tmp_path / name).write_text(COUNT_FILES[name])
+        (tmp_path / name).write_text(COUNT_FILES[name], "utf-8")
     words = WordList("vocab.json", ["the", "b", "c", "filler"], [0] * 4, [3])
     assert with_counts(words, read_counts(tmp_path / name), 4, name).counts == [7, 3, 2, 0]
-    if name.startswith("rows"):
+    if "rows" in name:
         alone = with_counts(None, read_counts(tmp_path / name), 3, name)
         assert alone.counts == [7, 3, 2] and alone.symbols == ["row 0", "row 1", "row 2"]
 
@@ -333,6 +337,12 @@ def test_unusable_counts(content, message, tmp_path):
     words = WordList("vocab.json", ["a", "b", "c"], [0] * 3, [])
     with pytest.raises(DataError, match=message):
         with_counts(words, read_counts(tmp_path / "counts.txt"), 3, "counts.txt")
+
+
+def test_one_array_of_counts_is_needed(tmp_path):
+    np.savez(tmp_path / "counts.npz", np.arange(3), np.arange(3))
+    with pytest.raises(DataError, match="1 array of counts .* found 2"):
+        read_counts(tmp_path / "counts.npz")
 
 
 def test_counts_by_word_need_words():
