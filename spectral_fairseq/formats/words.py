@@ -66,8 +66,10 @@ _SENTENCEPIECE = (".model", ".spm")
 _KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
 _OWN = "Give the tokenizer's own vocabulary."
 _PADDING = ("<pad>", "[PAD]")
-# Tables are made larger than the vocabulary, to a multiple of 64 for example.
+# Tables are made larger than the vocabulary, to a multiple of 64 for example; those of DeepSeek's
+# first models have 102,400 rows for 100,015 tokens.
 _MOST_FILLERS = 1024
+_ROWS_FOR_A_FILLER = 40
 
 _JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\{\s*["}]|\[\s*")')
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
@@ -217,7 +219,8 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
         DataError: far more words than rows, or far fewer.
     """
     fillers = rows - len(words.symbols)
-    if abs(fillers) > min(_MOST_FILLERS, rows // 2):
+    most = max(_MOST_FILLERS, rows // _ROWS_FOR_A_FILLER) if fillers > 0 else _MOST_FILLERS
+    if abs(fillers) > min(most, rows // 2):
         found = f"{len(words.symbols)} words in {words.path}"
         raise other_rows(rows, f"{table} in {model}", found)
     beyond = range(min(rows, len(words.symbols)), rows)

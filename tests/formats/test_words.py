@@ -279,6 +279,16 @@ def test_fillers():
             fitted(words, rows, "wte", "model")
 
 
+@pytest.mark.parametrize("count, rows", [(100_015, 102_400), (200_019, 201_088)])
+def test_a_large_table_has_more_fillers(count, rows):
+    """The sizes of DeepSeek-V2 and of gpt-oss, and their tokenizers'."""
+    words = WordList("tokenizer.json", [f"t{row}" for row in range(count)], [0] * count, [])
+    assert fitted(words, rows, "lm_head", "model").uncounted_rows() == [*range(count, rows)]
+    for other in (rows + rows // 10, rows - rows // 10):
+        with pytest.raises(DataError, match=f"the {other} rows"):
+            fitted(words, other, "lm_head", "model")
+
+
 def test_tokens_without_a_row_are_left_out():
     words = WordList("tokenizer.json", ["<pad>", "a", "b", "c", "<image>"], [0, 4, 3, 2, 0], [0, 4])
     smaller = fitted(words, 4, "wte", "model")
