@@ -23,7 +23,14 @@ PathLike = Union[str, Path]
 
 
 def print_anywhere() -> None:
-    """Make stdout print escapes for characters that the terminal lacks, rather than fail."""
+    """Make stdout print escapes for characters that the terminal lacks, rather than fail.
+
+    A stream that is closed, as by ``2>&-``, is one without content from here on: progress bars ask
+    for its methods, and print() would write to stdout in its place.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -193,6 +193,17 @@ def test_a_reader_that_leaves_is_no_traceback(unbuffered):
     assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
 
 
+def test_a_closed_stream_is_one_without_content(tmp_path, monkeypatch, capsys):
+    """As with ``2>&-``: the bars ask for its methods, and print() takes None for stdout."""
+    np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(30, 4)))
+    argv = [tmp_path / "table.npy", "--format", "json", "--out", tmp_path / "o"]
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["analyze", *map(str, argv)]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "analyze"
+    assert sys.stdin.read() == ""
+
+
 def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
     printed = run_cli("spectral-fairseq", "user-dir", cwd=tmp_path).stdout
     assert printed.count("\n") == 1
