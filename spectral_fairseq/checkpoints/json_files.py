@@ -12,6 +12,7 @@ from spectral_fairseq.errors import (
     check_type,
     first_line,
 )
+from spectral_fairseq.files import read_text
 
 
 def read_json(path: Path, kind: str) -> Any:
@@ -20,9 +21,10 @@ def read_json(path: Path, kind: str) -> Any:
     Raises:
         DataError: it cannot be read, or is not JSON.
     """
+    text = read_text(path)
     try:
-        return json.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{kind} in {path}", first_line(error)) from error
 
 

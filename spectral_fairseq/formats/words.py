@@ -162,8 +162,12 @@ def is_dictionary(path: Path) -> bool:
 
 def _reader_of(path: Path) -> Callable[[Path], WordList]:
     """What reads a file, by its name and its content."""
-    with open(path, "rb") as file:
-        start = file.read(4096)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4096)
+    except OSError as why:
+        wanted = f"a dictionary or tokenizer that may be read at {path}"
+        raise DataError(wanted, str(why), "Check its name and permissions.") from why
     if path.suffix == ".json" or _JSON.match(start):
         return _from_json
     # Llama 3 has a file of tiktoken under the name of a sentencepiece model.

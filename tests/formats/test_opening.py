@@ -3,12 +3,15 @@
 import argparse
 import json
 import os
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
+from spectral_fairseq.checkpoints.json_files import read_json
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.formats.opening import open_model
@@ -183,6 +186,25 @@ def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
     words, remark = open_model(tmp_path).find_words("wte", 30)
     assert words.symbols == [f"w{row}" for row in range(30)]
     assert remark == "found beside the model; words without a row: 1"
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.json"])
+def test_a_vocabulary_that_may_not_be_read_is_passed_over_with_a_reason(name, tmp_path):
+    torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / name).touch()
+    opened = open_model(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.open", Mock(side_effect=PermissionError("no right to read it")))
+        words, remark = opened.find_words("wte", 30)
+    assert words is None and f"{name} could not be used" in remark and "no right" in remark
+
+
+def test_settings_that_may_not_be_read(tmp_path):
+    (tmp_path / "config.json").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError("no right to read it")))
+        with pytest.raises(DataError, match="no right to read it.*permissions"):
+            read_json(tmp_path / "config.json", "settings")
 
 
 PADDING = [
