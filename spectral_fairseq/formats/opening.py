@@ -16,6 +16,8 @@ from spectral_fairseq.formats.several import files_of, joined
 from spectral_fairseq.formats.stored import Stored
 
 _START_BYTES = 1 << 16
+# What stands in the place of a large file in a clone of a repository.
+_POINTER = b"version https://git-lfs"
 
 
 def open_model(path: Union[str, Path]) -> Stored:
@@ -65,8 +67,11 @@ def _format_of(file: Path) -> Format:
     for form in FORMATS:
         if form.recognise(start):
             return form
+    remedy = f"Known are {known()}. If it is compressed, unpack it first."
+    if start.startswith(_POINTER):
+        remedy = "It stands for a file that Git LFS did not fetch: run git lfs pull in its folder."
     raise CheckpointError(
         f"a model or a table of word vectors at {file}",
         f"a file that starts with {start[:16]!r}" if start else "an empty file",
-        f"Known are {known()}. If it is compressed, unpack it first.",
+        remedy,
     )

@@ -1,12 +1,12 @@
 """word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
 
 word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
-form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without
-the first line. A word may contain spaces, so the numbers are taken from the end of the line.
-Spaces, tabs and line feeds separate, as for word2vec and GloVe; other blanks, such as a form feed
-or a no-break space, are parts of words. Where each line of a text has more numbers than the first
-line says, those are no words that end in a number. Memory is taken for what the file can hold,
-whatever its first line declares.
+form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without the
+first line, and pandas writes one that numbers the columns. A word may contain spaces, so the
+numbers are taken from the end of the line. Spaces, tabs and line feeds separate, as for word2vec
+and GloVe; other blanks, such as a form feed or a no-break space, are parts of words. Where each
+line of a text has more numbers than the first line says, those are no words that end in a number.
+Memory is taken for what the file can hold, whatever its first line declares.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from spectral_fairseq.formats.stored import Stored
 _LONGEST_LINE = 1 << 20
 _LONGEST_WORD = 1 << 12
 _MOST_DIMENSIONS = 1 << 16
+# Fewer numbers that rise by one may be a vector.
+_FEWEST_COLUMNS = 4
 _WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf)", re.ASCII | re.IGNORECASE)
 # bytes.split() also takes these for separators.
@@ -69,8 +71,11 @@ def _words_and_vectors(path: Path) -> Tuple[List[str], Tensor]:
         line = file.readline(_LONGEST_LINE)
         declared = _declared(line)
         if declared is None:
+            dim = _vector_length(line)
+            if _numbers_columns(line, dim):
+                return _text(file, path, dim, size, None, before=1)
             file.seek(begin)
-            return _text(file, path, _vector_length(line), size, None)
+            return _text(file, path, dim, size, None, before=0)
         count, dim = declared
         start = file.tell()
         first = file.readline(_LONGEST_LINE)
@@ -87,7 +92,7 @@ def _words_and_vectors(path: Path) -> Tuple[List[str], Tensor]:
                 f"{size:,} bytes, which cannot hold them",
             )
         if text:
-            return _text(file, path, dim, size - start, count)
+            return _text(file, path, dim, size - start, count, before=1)
         return _binary(file, path, count, dim)
 
 
@@ -113,6 +118,12 @@ def _vector_length(line: bytes) -> int:
     return numbers
 
 
+def _numbers_columns(line: bytes, dim: int) -> bool:
+    """Whether a first line is no vector but numbers the columns, as pandas writes it."""
+    counts = ([b"%d" % (first + column) for column in range(dim)] for first in (0, 1))
+    return dim >= _FEWEST_COLUMNS and line.split()[-dim:] in counts
+
+
 def _other_length(path: Path, dim: int, found: str) -> DataError:
     return DataError(
         f"{dim:,} numbers in each line of {path}, as its first line declares",
@@ -122,8 +133,9 @@ def _other_length(path: Path, dim: int, found: str) -> DataError:
 
 
 def _text(
-    file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int]
+    file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int], before: int
 ) -> Tuple[List[str], Tensor]:
+    """The lines of a text from where the file stands, behind so many others."""
     most = size // (2 * dim + 1) + 1 if count is None else count
     table = np.empty((most, dim), dtype=np.float32)
     words: List[str] = []
@@ -139,7 +151,7 @@ def _text(
                 raise ValueError(f"{len(numbers)} numbers, or a line too many")
             table[len(words)] = numbers
         except ValueError:
-            at = len(words) + (1 if count is None else 2)
+            at = len(words) + before + 1
             raise DamagedError(
                 f"a word and {dim} numbers in line {at} of {path}",
                 repr(line[:60].decode("utf-8", "replace")),

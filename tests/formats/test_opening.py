@@ -239,6 +239,13 @@ def test_a_folder_without_a_model(tmp_path):
         open_model(tmp_path)
 
 
+def test_a_file_that_was_not_fetched(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        open_model(tmp_path)
+
+
 @pytest.mark.parametrize("header", [b"", b"30 4\n"])
 def test_blank_lines_in_text(header, tmp_path):
     path = tmp_path / "file"
@@ -329,6 +336,20 @@ def test_a_text_without_words_is_refused(form, delimiter, tmp_path):
     np.savetxt(tmp_path / "table.txt", table, fmt=form, delimiter=delimiter)
     with pytest.raises(DataError, match="a word in front of each vector.*numbers alone"):
         open_model(tmp_path / "table.txt")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_line_that_numbers_the_columns_is_no_vector(first, tmp_path):
+    """As pandas writes it, where the table would have a row that dwarfs the others."""
+    path = tmp_path / "file"
+    columns = b" ".join(b"%d" % (first + column) for column in range(4))
+    vectors(path, b" " + columns + b"\n", text_lines())
+    assert torch.equal(open_model(path).tensors["vectors"], TABLE)
+    vectors(path, b" " + columns + b"\n", [b"a 1 2 3\n"])
+    with pytest.raises(DataError, match="in line 2"):
+        open_model(path)
+    vectors(path, b"", [b"a 0 1\n", b"b 3 4\n"])
+    assert open_model(path).tensors["vectors"].shape == (2, 2)
 
 
 def test_whole_numbers_are_names_of_nodes(tmp_path):
