@@ -125,9 +125,10 @@ def _to_file(args: argparse.Namespace) -> Printed:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.commands.export_plain import export_checkpoint
+    from spectral_fairseq.commands.export_plain import export_checkpoint, with_configuration
 
-    plain, check = export_checkpoint(load_checkpoint(args.checkpoint, args.verify))
+    checkpoint = with_configuration(load_checkpoint(args.checkpoint, args.verify), args.checkpoint)
+    plain, check = export_checkpoint(checkpoint)
     save_atomically(plain, out)
     arch = plain["cfg"]["model"]["_name"]
     text = (
@@ -143,8 +144,9 @@ def _to_folder(args: argparse.Namespace) -> Printed:
     out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
+    from spectral_fairseq.commands.export_plain import with_configuration
 
-    checkpoint = load_checkpoint(args.checkpoint, args.verify)
+    checkpoint = with_configuration(load_checkpoint(args.checkpoint, args.verify), args.checkpoint)
     with naming_full_disk(out, "choose another folder"):
         _refuse_language_pairs(checkpoint, args.to)
         with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):

@@ -12,28 +12,55 @@ has to be a ``dict`` itself: of any subclass omegaconf makes one opaque value, w
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from argparse import Namespace
 from typing import Any, Dict, Mapping, Tuple
 
-from fairseq import models
+from fairseq import checkpoint_utils, models
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
-from spectral_fairseq.checkpoints.settings import by_name, name_in
+from spectral_fairseq.checkpoints.settings import by_name, check_settings, name_in
 from spectral_fairseq.commands.logit_check import LogitCheck, compare_logits, different_logits
 from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import (
     CheckpointError,
     NoEquivalentError,
     NotFairseqError,
+    first_line,
 )
 from spectral_fairseq.options import flag_of
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.flat_transformer import FlatTransformerConfig
 from spectral_fairseq.plugin.transformer import SpectralTransformer
 from spectral_fairseq.plugin.transformer_lm import SpectralTransformerLM
+
+
+def with_configuration(checkpoint: Dict[str, Any], path: Any) -> Dict[str, Any]:
+    """A checkpoint of a fairseq before 0.10, which has flags alone, with what fairseq makes of them.
+
+    Others are returned as they are.
+
+    Args:
+        checkpoint: that was read; its flags may be changed.
+        path: of it, for messages.
+
+    Raises:
+        CheckpointError: flags of which fairseq makes no configuration.
+    """
+    if checkpoint.get("cfg") or checkpoint.get("args") is None:
+        return checkpoint
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hydra's about how fairseq calls it
+            upgraded: Dict[str, Any] = checkpoint_utils._upgrade_state_dict(dict(checkpoint))
+    except Exception as error:  # a file's flags may be anything
+        wanted = f"flags of which fairseq can make a configuration in {path}"
+        raise NotFairseqError(wanted, first_line(error)) from error
+    check_settings(upgraded, path)
+    return upgraded
 
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:

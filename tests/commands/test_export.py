@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.settings import by_name
 from spectral_fairseq.commands import export_plain
 from spectral_fairseq.commands.logit_check import LogitCheck, task_like
 from spectral_fairseq.embeddings.svd import SVDEmbedding
@@ -282,6 +283,26 @@ def test_a_plain_checkpoint_is_saved_anew_for_fairseq_alone(
     data = request.getfixturevalue(data)
     run_without_plugin(program, data, "--path", out, *all_sentences, cwd=tmp_path)
     assert safely_loaded(out, export(out, "again.pt")) == [arch, arch]
+
+
+@pytest.mark.parametrize("arch, flag", [("transformer", SHARED[0]), ("transformer_lm", TIED)])
+def test_a_checkpoint_of_a_fairseq_that_saved_flags_alone(
+    arch, flag, train, export, safely_loaded, command, tmp_path
+):
+    """Before 0.10 there was no configuration."""
+    state = load_checkpoint(train(arch, "cross_entropy", flag) / "checkpoint_last.pt")
+    nodes = [dict(by_name(state["cfg"][name])) for name in ("task", "model")]
+    flags = {**nodes[0], **nodes[1], "task": nodes[0]["_name"], "arch": arch, "min_lr": 0.0}
+    old = {**state, "cfg": None, "args": Namespace(**flags)}
+    torch.save(old, tmp_path / "old.pt")
+    out = export(tmp_path / "old.pt")
+    assert safely_loaded(out) == [arch]
+    exported = load_checkpoint(out)
+    assert exported["cfg"]["model"]["decoder_layers"] == nodes[1]["decoder_layers"]
+    old["args"].task = "no_such_task"
+    torch.save(old, tmp_path / "old.pt")
+    error = command("export", tmp_path / "old.pt", tmp_path / "none.pt", rc=2)
+    assert "flags of which fairseq can make a configuration" in error
 
 
 def test_an_output_layer_not_understood(checkpoint):
