@@ -97,6 +97,13 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_other_files_left() -> None:
+    """As after the collection of tests: what files before this one imported and keep stays out."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """The process in whose forks command lines run; started for the first of them."""
