@@ -84,6 +84,12 @@ def check_output_folder(
             wanted = "an output that holds no input"
             raise ConfigurationError(wanted, f"{path} in {out}", "Choose another folder.")
     check_parent(out, target.resolve().parent)
+    if os.path.isdir(target) and (os.path.ismount(target) or os.path.samefile(target, ".")):
+        # The system does not let the one be replaced, and a shell stays in the old other.
+        found = "the working directory" if os.path.samefile(target, ".") else "a mounted folder"
+        raise ConfigurationError(
+            f"a folder that can be replaced at {out}", found, "Name a folder inside it."
+        )
     if os.path.isdir(target) and not any(target.iterdir()):
         return target
     found = "a folder" if os.path.isdir(target) else "a file"

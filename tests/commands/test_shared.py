@@ -11,6 +11,7 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.shared import (
     check_output,
+    check_output_folder,
     naming_full_disk,
     save_atomically,
     text_with_sentences,
@@ -37,6 +38,17 @@ def test_the_mark_that_windows_puts_in_front_of_a_text_is_no_part_of_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", open("file", encoding="utf-8"))  # noqa: SIM115
     assert text_with_sentences(name, "--sentences") == "one line\n"
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert check_output_folder("empty", [], ["config.json"], False) == Path("empty")
+    with pytest.raises(ConfigurationError, match="the working directory.*inside it"):
+        check_output_folder(tmp_path, [], ["config.json"], False)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == Path("empty"))
+    with pytest.raises(ConfigurationError, match="a mounted folder.*inside it"):
+        check_output_folder("empty", [], ["config.json"], False)
 
 
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
