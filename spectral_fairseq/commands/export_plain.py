@@ -39,7 +39,7 @@ from spectral_fairseq.plugin.transformer_lm import SpectralTransformerLM
 
 
 def with_configuration(checkpoint: Dict[str, Any], path: Any) -> Dict[str, Any]:
-    """A checkpoint of a fairseq before 0.10, which has flags alone, with what fairseq makes of them.
+    """A checkpoint of a fairseq before 0.10, with the configuration that its flags make.
 
     Others are returned as they are.
 
