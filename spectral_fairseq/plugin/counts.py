@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
+from omegaconf import DictConfig
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.functional.word_counts import (
@@ -148,7 +149,7 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
     """Language -> the prefix of every file with training text in the words of ``dictionary``."""
     config = _configuration(task)
     data = getattr(config, "data", None)
-    split = str(getattr(config, "train_subset", "train"))
+    split = _training_split(config)
     suffixes = {"": ""}  # a suffix, and its language
     for pair in _language_pairs(task, config):
         suffixes.update(
@@ -164,6 +165,15 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
             for prefix in _with_numbered(os.path.join(folder, split), suffix):
                 prefixes.setdefault(language, []).append(prefix)
     return prefixes
+
+
+def _training_split(config: Any) -> str:
+    """The name of the split that is trained on, whether a task has a setting for it or not."""
+    name = getattr(config, "train_subset", None)
+    if name is None and isinstance(config, DictConfig):  # as of fairseq's language_modeling
+        everything = config._get_parent()
+        name = getattr(getattr(everything, "dataset", None), "train_subset", None)
+    return str(name or "train")
 
 
 def _language_pairs(task: Any, config: Any) -> Iterator[Dict[str, Dictionary]]:

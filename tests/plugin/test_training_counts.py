@@ -101,15 +101,17 @@ def test_text_on_both_sides_is_counted_once(tmp_path):
     assert training_counts(task, words) == [0, 0, 2, 1, 3, 1]  # not twice as many
 
 
-def test_the_split_that_is_trained_on_is_counted(tmp_path):
+@pytest.mark.parametrize("name", ["stateful_language_modeling", "language_modeling", "denoising"])
+def test_the_split_that_is_trained_on_is_counted(name, tmp_path):
+    """Also by tasks of fairseq that have no setting of their own for its name."""
     _write(tmp_path, "train", [[4, 2]] * 9)
     _write(tmp_path, "mine", [[4, 3, 2]])
-    argv = f"{tmp_path} --task stateful_language_modeling --arch awd_lstm_wt2 --train-subset mine"
-    parser = options.get_training_parser()
-    parsed = options.parse_args_and_arch(parser, [*argv.split(), "--batch-size", "1"])
-    cfg = convert_namespace_to_omegaconf(parsed)
     words = _dictionary()
-    task = SimpleNamespace(cfg=cfg.task, source_dictionary=words, target_dictionary=words)
+    words.save(str(tmp_path / "dict.txt"))
+    argv = f"{tmp_path} --task {name} --arch awd_lstm_wt2 --train-subset mine --batch-size 1"
+    parser = options.get_training_parser()
+    parsed = options.parse_args_and_arch(parser, argv.split())
+    task = tasks.setup_task(convert_namespace_to_omegaconf(parsed).task)
     assert training_counts(task, words) == [0, 0, 1, 1, 1, 0]
 
 
