@@ -160,11 +160,24 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
             if words == dictionary
         )
     prefixes: Dict[str, List[str]] = {}
-    for folder in utils.split_paths(str(data)) if data else ():
+    folders = utils.split_paths(str(data)) if data else []
+    for folder in folders:
         for suffix, language in suffixes.items():
             for prefix in _with_numbered(os.path.join(folder, split), suffix):
                 prefixes.setdefault(language, []).append(prefix)
+    for folder in () if prefixes else folders:  # of tasks with a folder for each language
+        for language in _languages_in(folder, config):
+            for prefix in _with_numbered(os.path.join(folder, language, split), ""):
+                prefixes.setdefault(language, []).append(prefix)
     return prefixes
+
+
+def _languages_in(folder: str, config: Any) -> List[str]:
+    """The languages of fairseq's multilingual tasks of one text: those named, or all folders."""
+    named = getattr(config, "langs", None)
+    if named and isinstance(named, str):
+        return named.split(",")
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
 def _training_split(config: Any) -> str:

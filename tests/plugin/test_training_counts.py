@@ -123,6 +123,20 @@ def test_every_data_folder_is_counted(tmp_path):
     assert training_counts(task, _dictionary()) == [0, 0, 2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("langs, expected", [
+    (None, [0, 0, 3, 1, 3, 0]),
+    ("", [0, 0, 3, 1, 3, 0]),
+    ("en", [0, 0, 1, 1, 1, 0]),
+])  # fmt: skip
+def test_a_folder_for_each_language_is_counted(langs, expected, tmp_path):
+    """As multilingual_language_modeling and multilingual_denoising read them."""
+    for language, lines in {"de": [[4, 2]] * 2, "en": [[4, 3, 2]]}.items():
+        (tmp_path / language).mkdir()
+        _write(tmp_path / language, "train", lines)
+    task = SimpleNamespace(args=SimpleNamespace(data=str(tmp_path), langs=langs))
+    assert training_counts(task, _dictionary(a=100, b=100)) == expected
+
+
 def test_words_beyond_a_cut_dictionary_are_unknown(tmp_path):
     _write(tmp_path, "train", [[4, 5, 3, 2]])
     task = SimpleNamespace(args=SimpleNamespace(data=str(tmp_path)))
