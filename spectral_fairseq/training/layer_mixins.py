@@ -11,7 +11,7 @@ and know one layer each, while a tied table has several.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple, Type
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 from torch import Tensor, nn
 
@@ -63,13 +63,18 @@ class LayerMixin(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made at run time, so pickle and deepcopy are told how."""
+        if "parts" not in vars(type(self)):  # a class derived from it, by another package
+            return super().__reduce_ex__(protocol)
         return _empty, self.parts, self.__dict__
 
 
 _classes: Dict[Any, Type[nn.Module]] = {}
+_Mixins = Tuple[Type[LayerMixin], ...]
 
 
-def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[LayerMixin], ...]) -> Type[nn.Module]:
+def _changed_class(base: Type[nn.Module], mixins: _Mixins) -> Type[nn.Module]:
+    if not mixins:
+        return base
     if (base, mixins) in _classes:
         return _classes[base, mixins]
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -78,19 +83,41 @@ def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[LayerMixin], ...]) 
     return _classes.setdefault((base, mixins), type(base.__name__, (*mixins, base), names))
 
 
-def _empty(base: Type[nn.Module], mixins: Tuple[Type[LayerMixin], ...]) -> nn.Module:
+def _empty(base: Type[nn.Module], mixins: _Mixins) -> nn.Module:
     kind = _changed_class(base, mixins)
     made: nn.Module = kind.__new__(kind)
     return made
 
 
-def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[LayerMixin], ...]]:
-    return layer.parts if isinstance(layer, LayerMixin) else (type(layer), ())
+def _with_mixins(kind: Any, change: Callable[[_Mixins], _Mixins]) -> Any:
+    """A class of layers with other mixins.
+
+    parametrize and fully_shard of torch derive a class from that of a layer. What they have derived
+    from a class with mixins is derived from the class with the other ones then.
+    """
+    if not issubclass(kind, LayerMixin):
+        return _changed_class(kind, change(()))
+    if "parts" in vars(kind):
+        base, mixins = kind.parts
+        return _changed_class(base, change(mixins))
+    bases = tuple(
+        _with_mixins(base, change) if issubclass(base, LayerMixin) else base
+        for base in kind.__bases__
+    )
+    own = {name: one for name, one in vars(kind).items() if name not in _OF_EACH_CLASS}
+    return type(kind)(kind.__name__, bases, own)
+
+
+_OF_EACH_CLASS = ("__dict__", "__weakref__")
+
+
+def _without(mixin: Type[LayerMixin]) -> Callable[[_Mixins], _Mixins]:
+    return lambda mixins: tuple(one for one in mixins if not issubclass(one, mixin))
 
 
 def forward_of(layer: nn.Module) -> Any:
     """The forward pass of a layer's class, without mixins."""
-    return _parts(layer)[0].forward
+    return _with_mixins(type(layer), _without(LayerMixin)).forward
 
 
 def beyond_plain(layer: Any) -> str:
@@ -100,12 +127,40 @@ def beyond_plain(layer: Any) -> str:
 
 def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Put a mixin before the class of a layer."""
-    base, mixins = _parts(layer)
-    layer.__class__ = _changed_class(base, tuple(sorted((*mixins, mixin), key=lambda m: m.order)))
+
+    def change(mixins: _Mixins) -> _Mixins:
+        return tuple(sorted((*mixins, mixin), key=lambda one: one.order))
+
+    _change_class(layer, _with_mixins(type(layer), change))
 
 
 def take_off(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Take a mixin away again, or one that is derived from it."""
-    base, mixins = _parts(layer)
-    mixins = tuple(other for other in mixins if not issubclass(other, mixin))
-    layer.__class__ = _changed_class(base, mixins) if mixins else base
+    _change_class(layer, _with_mixins(type(layer), _without(mixin)))
+
+
+def _change_class(layer: nn.Module, kind: Type[nn.Module]) -> None:
+    """Give a layer another class, whose forward pass is called by all that called the old one's.
+
+    The hooks of accelerate, which ``device_map`` puts around the layers of a quantised model or of
+    one that is spread over devices, keep the bound method and call that.
+    """
+    kept = _kept_forwards(layer)
+    layer.__class__ = kind
+    for name in kept:
+        layer.__dict__[name] = kind.forward.__get__(layer)
+
+
+def _kept_forwards(layer: nn.Module) -> List[str]:
+    """The attributes that are the forward pass of the layer's class, bound to the layer."""
+    own = type(layer).forward
+    return [
+        name
+        for name, kept in layer.__dict__.items()
+        if getattr(kept, "__self__", None) is layer and getattr(kept, "__func__", None) is own
+    ]
+
+
+def is_passed_over(layer: nn.Module) -> bool:
+    """Whether a function that may not call it stands in the place of a class's forward pass."""
+    return "forward" in layer.__dict__ and not _kept_forwards(layer)

@@ -22,7 +22,13 @@ from spectral_fairseq.training.adapters import is_of_peft, with_adapters
 from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables_off
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import is_split
-from spectral_fairseq.training.layer_mixins import beyond_plain, forward_of, put_on, take_off
+from spectral_fairseq.training.layer_mixins import (
+    beyond_plain,
+    forward_of,
+    is_passed_over,
+    put_on,
+    take_off,
+)
 from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
@@ -220,6 +226,12 @@ def _check_forward(layer: nn.Module, use: str) -> None:
             f"an output layer whose forward pass is that of nn.Linear, for {use}",
             f"a {kind.__module__}.{kind.__qualname__}, which has its own",
             "Use the model's own loss.",
+        )
+    if is_passed_over(layer):
+        raise UnsupportedError(
+            f"an output layer that is called by the forward pass of its class, for {use}",
+            "one whose attribute `forward` is another function, which would go on as before",
+            "Delete that attribute, or use the model's own loss.",
         )
 
 

@@ -416,6 +416,79 @@ def test_a_layer_with_a_forward_pass_of_its_own_is_refused(method, table):
         method(model)
 
 
+def _hooked(layer):
+    """As ``device_map`` leaves the layers of a quantised model, or of one on several devices."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(layer, hooks.AlignDevicesHook(io_same_device=True))
+
+
+METHODS = {
+    "fused": lambda model: fused_loss_(model, shift=True),
+    "cap": lambda model: fused_loss_(model, shift=True, softcap=0.5),
+    "mixture": lambda model: mixture_(model, 2, shift=True),
+    "table": weight_norm_,
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_that_a_hook_of_accelerate_calls(method, first):
+    """A mixture and a cap were left out in silence, and what was taken off went on."""
+    model = Straight()
+    expected, before = copy.deepcopy(model), model(IDS).detach()
+    torch.manual_seed(1)
+    METHODS[method](expected)
+    if first:
+        _hooked(model.lm_head)
+    torch.manual_seed(1)
+    METHODS[method](model)
+    if not first:
+        _hooked(model.lm_head)
+    handed, other = model(IDS), expected(IDS)
+    assert type(handed) is type(other)
+    torch.testing.assert_close(model.eval()(IDS), expected.eval()(IDS), rtol=1e-6, atol=1e-7)
+    if method in ("fused", "table"):
+        plain_(model.train())
+        torch.testing.assert_close(model(IDS), before, rtol=1e-6, atol=1e-6)
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_a_class_that_torch_derives_of_that_of_a_method_stays():
+    """A parametrization was lost with the loss, and so was the weight of the layer."""
+    model = Straight()
+    with torch.no_grad():
+        expected = 2 * model(IDS)
+    loss = fused_loss_(model, shift=True)
+    torch.nn.utils.parametrize.register_parametrization(model.lm_head, "weight", Doubled())
+    with pytest.raises(RuntimeError, match="parametrized modules"):  # as without the loss
+        pickle.dumps(model)
+    dense = TokenLoss(model, shift=True)(expected, IDS)
+    torch.testing.assert_close(loss(model(IDS), IDS), dense)
+    assert fused_loss_(model, shift=True)(model(IDS), IDS) == loss(model(IDS), IDS)
+    copies = hasattr(type(model.lm_head), "__deepcopy__")  # not before torch 1.13
+    for one in (*([copy.deepcopy(model)] if copies else []), model):
+        plain_(one)
+        assert type(one.lm_head).__name__ == "ParametrizedLinear"
+        torch.testing.assert_close(one(IDS), expected)
+        torch.nn.utils.parametrize.remove_parametrizations(one.lm_head, "weight")
+        assert type(one.lm_head) is nn.Linear
+
+
+@pytest.mark.parametrize("method", ["fused", "cap", "mixture"])
+def test_a_forward_pass_that_stands_before_that_of_the_class_is_refused(method):
+    model = Straight()
+    own = model.lm_head.forward
+    model.lm_head.forward = lambda input: own(input)
+    with pytest.raises(UnsupportedError, match="attribute `forward` is another function"):
+        METHODS[method](model)
+
+
 @pytest.mark.parametrize("kind", ["full_backward_pre", "full_backward"])
 def test_a_hook_on_the_gradient_of_logits_is_refused(kind):
     """torch warned of the second kind, and left the gradient as it was."""
