@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.errors import UnsupportedError, listed
 from spectral_fairseq.functional.autograd import outside_graphs
 from spectral_fairseq.functional.precision import type_of_products
 from spectral_fairseq.functional.softcap import softcapped
@@ -231,10 +231,19 @@ class KeepsHiddenStates(LayerMixin):
 
     order = 0
 
-    def forward(self, input: Tensor) -> Any:
-        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
+    def forward(self, input: Tensor, **options: Any) -> Any:
+        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise.
+
+        ``options`` are those of a layer with adapters, such as the ``adapter_names`` of each row.
+        """
         cap: Optional[float] = getattr(self, "softcap", None)
         if self.training and torch.is_grad_enabled():
+            if options:
+                raise UnsupportedError(
+                    "an output layer that is called with hidden states alone, for a loss by blocks",
+                    listed([*options]),
+                    "Train the model without fused_loss_, or without these.",
+                )
             # torch 1.12 has the second kind alone.
             if getattr(self, "_backward_pre_hooks", None) or self._backward_hooks:
                 raise UnsupportedError(
@@ -244,7 +253,7 @@ class KeepsHiddenStates(LayerMixin):
                 )
             handed = _handed_on(input, self)
             return handed if cap is None else (handed / cap).tanh() * cap
-        logits = super().forward(input)
+        logits = super().forward(input, **options)
         return logits if cap is None else softcapped(logits, cap)
 
     def beyond_plain(self) -> str:

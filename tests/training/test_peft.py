@@ -16,6 +16,7 @@ from spectral_fairseq.training import (
     weight_norm_,
 )
 from tests.training.models import (
+    DIM,
     IDS,
     LABELS,
     TABLES,
@@ -107,6 +108,19 @@ def test_adapters_of_the_output_layer_can_be_switched_off(peft, transformers):
             fused_loss_(other.train())
     with pytest.raises(UnsupportedError, match="peft.tuners.lora"):
         mixture_(model, 3)
+
+
+def test_rows_of_a_batch_have_adapters_of_their_own(peft, transformers):
+    model = build(transformers, "llama")
+    chosen = lora(peft, ["lm_head", "q_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(model, chosen)
+    model.add_adapter("other", chosen)
+    names = ["default", "other"]
+    expected = model.eval()(input_ids=IDS, adapter_names=names).logits
+    fused_loss_(model)
+    assert torch.equal(model(input_ids=IDS, adapter_names=names).logits, expected)
+    with pytest.raises(UnsupportedError, match="hidden states alone.*adapter_names"):
+        model.train().base_model.model.lm_head(torch.ones(2, 3, DIM), adapter_names=names)
 
 
 def test_an_adapter_around_a_fused_output_layer_is_refused(peft, transformers):
