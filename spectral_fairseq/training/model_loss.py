@@ -156,10 +156,11 @@ def _shifted_right(model: Any, labels: Tensor) -> Tensor:
 
 
 class WatchedOutput:
-    """Stands for ``get_output_embeddings``, which the fused forward pass of TRL's trainers calls.
+    """Stands for ``get_output_embeddings``, which TRL's trainers call.
 
-    That pass multiplies by the output layer's weight, and computes losses and measures of its own:
-    it would leave out label smoothing, penalties, mixtures and soft caps without a word.
+    Their fused forward pass and distillation multiply by the output layer's weight, and compute
+    losses and measures of their own: they would leave out label smoothing, penalties, mixtures and
+    soft caps without a word.
 
     Args:
         model: whose method it is.
@@ -177,7 +178,10 @@ class WatchedOutput:
                 the output layer for another one.
         """
         model: Any = self.model
-        if sys._getframe(1).f_locals.get("fused_lm_head") is True:
+        frame = sys._getframe(1)
+        package = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        # Their constructors ask for the kind of the layer alone.
+        if package == "trl" and frame.f_code.co_name != "__init__":
             self._check_known_to_trl()
         return type(model).get_output_embeddings(model)
 

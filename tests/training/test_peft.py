@@ -281,6 +281,44 @@ def test_sft_of_trl(transformers, tmp_path):
                 _sft(transformers, tmp_path, model, **given)
 
 
+def _distilled(transformers, folder, model):
+    """The losses of a student, whose teacher is another model."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    if not hasattr(trl, "DistillationTrainer"):
+        pytest.skip("this trl has no DistillationTrainer")
+    arguments = trl.DistillationConfig(
+        str(folder), max_steps=1, report_to=[], use_cpu=True, bf16=False, save_strategy="no",
+        logging_steps=1, per_device_train_batch_size=4, max_completion_length=4, disable_tqdm=True,
+        gradient_checkpointing=False, seed=1,
+    )  # fmt: skip
+    trainer = trl.DistillationTrainer(
+        model, build(transformers, seed=5), arguments,
+        train_dataset=datasets.Dataset.from_list(prompts()),
+        processing_class=tokenizer(transformers),
+    )  # fmt: skip
+    trainer.train()
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+@pytest.mark.slow
+def test_distillation_of_trl(transformers, tmp_path):
+    """It multiplies by the weight of the output layer, so mixtures and caps had no effect."""
+    own = _distilled(transformers, tmp_path, build(transformers))
+    for put_on in (weight_norm_, fused_loss_):
+        model = build(transformers)
+        put_on(model)
+        assert _distilled(transformers, tmp_path, model) == pytest.approx(own, rel=1e-4)
+    for put_on, found in (
+        (lambda model: mixture_(model, 2), "mixture or a soft cap.*Use Trainer"),
+        (lambda model: fused_loss_(model, softcap=0.1), "mixture or a soft cap.*Use Trainer"),
+        (lambda model: fused_loss_(model, label_smoothing=0.3), "a loss of its own"),
+    ):
+        model = build(transformers)
+        put_on(model)
+        with pytest.raises(UnsupportedError, match=found):
+            _distilled(transformers, tmp_path, model)
+
+
 def _grpo(transformers, folder, model, log_probs=None):
     """Losses, norms of gradients and entropies of a GRPOTrainer, with log-probabilities of a user.
 
