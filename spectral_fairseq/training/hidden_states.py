@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
@@ -84,6 +84,25 @@ def _remedy() -> str:
 
 
 @dataclass(eq=False)
+class Entries:
+    """What an output layer computes with, as it was in a forward pass.
+
+    DistributedDataParallel looks into the fields of dataclasses, and so learns which parameters a
+    loss will use. Lightning gives the tensors among outputs another type (``bf16-true``), but
+    leaves fields alone that are no arguments.
+    """
+
+    tensors: Tuple[Tensor, ...] = field(default=(), init=False)
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Entries:
+        """Those of a layer."""
+        made = cls()
+        made.tensors = entries_of(layer)
+        return made
+
+
+@dataclass(eq=False)
 class HiddenStates:
     """What an output layer hands on in the place of its logits s W h + b.
 
@@ -108,7 +127,7 @@ class HiddenStates:
     scale: Union[float, Tensor] = 1.0
     bias: Optional[Tensor] = None
     cap: Optional[float] = None
-    used: Tuple[Tensor, ...] = ()
+    used: Entries = field(default_factory=Entries)
 
     @property
     def shape(self) -> torch.Size:
@@ -270,4 +289,4 @@ class KeepsHiddenStates(LayerMixin):
 @outside_graphs
 def _handed_on(features: Tensor, layer: nn.Module) -> Any:
     dtype = type_of_products(features.detach(), features.dtype)
-    return HiddenStates(features, layer, dtype, used=entries_of(layer))
+    return HiddenStates(features, layer, dtype, used=Entries.of(layer))

@@ -303,7 +303,7 @@ class TokenLoss:
         entries = entries_of(layer)
         for entry in entries:
             check_not_sharded(entry)
-        if not all(map(operator.is_, entries, handed.used)):
+        if not all(map(operator.is_, entries, handed.used.tensors)):
             raise UnsupportedError(
                 "the parameters of the forward pass in the loss of its hidden states",
                 "others, as where torch.func.functional_call has given the model its own for the "

@@ -631,6 +631,24 @@ def test_under_autocast_and_the_compiler(transformers):
     torch.testing.assert_close(loss(compiled(input_ids=IDS), LABELS), exact, rtol=1e-5, atol=1e-5)
 
 
+def test_outputs_that_lightning_gives_another_type():
+    """Its Fabric does so where the model is of 16 or 64 bits, and the loss took another model's."""
+    outputs = pytest.importorskip("lightning_utilities.core.apply_func")
+    model = Straight().double()
+    loss = fused_loss_(model, shift=True)
+    handed = model(IDS)
+    expected = loss(handed, IDS)
+    changed = outputs.apply_to_collection(handed, torch.Tensor, torch.Tensor.float)
+    assert changed.features.dtype == torch.float32
+    found = loss(changed, IDS)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    found.backward()
+    assert bool(model.lm_head.weight.grad.any())
+    # DistributedDataParallel with find_unused_parameters would take it for unused.
+    shown = torch.nn.parallel.distributed._find_tensors(handed)
+    assert any(one is model.lm_head.weight for one in shown)
+
+
 @pytest.mark.parametrize("components", [0, 3])
 @each_table
 def test_hidden_states_that_autocast_has_left_in_16_bits(table, components):
