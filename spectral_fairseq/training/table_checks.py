@@ -53,7 +53,7 @@ def check_table(weight: Any, use: str, of: Optional[nn.Module] = None) -> None:
         of: the layer or the model that has it as a parameter, unless a weight was passed.
 
     Raises:
-        UnsupportedError: it is quantised, or of 16 bits.
+        UnsupportedError: it is quantised, of 16 bits, or overwritten by DeepSpeed's optimiser.
         ConfigurationError: it is no matrix, computed from other parameters, or frozen.
     """
     remedy = "Pass the model, or another layer."
@@ -64,6 +64,15 @@ def check_table(weight: Any, use: str, of: Optional[nn.Module] = None) -> None:
             f"a table of 32 or 64 bits for {use}",
             f"one of {weight.dtype}, in which small changes are lost",
             "Load the model in float32 and train it under autocast (bf16=True in Trainer).",
+        )
+    # Of its first two stages too, which clone all parameters into one vector, float32 ones as well.
+    if hasattr(weight, "_hp_mapping"):
+        raise UnsupportedError(
+            f"a table that the optimiser itself steps, for {use}",
+            "one that DeepSpeed's overwrites from a copy at each step, so that the change would be "
+            "lost",
+            "Call it before DeepSpeed takes the model; SpectrumControl needs "
+            "DistributedDataParallel or fully_shard.",
         )
     if isinstance(weight, ComputedWeight):
         found = "one of weight_norm_ or factor_, which is computed from its entries"

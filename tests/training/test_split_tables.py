@@ -18,6 +18,7 @@ from spectral_fairseq.training import (
     parameter_groups,
     plain_,
     plain_state_dict,
+    repair_,
     restore_,
     weight_norm_,
 )
@@ -131,6 +132,20 @@ def test_deepspeeds_third_stage_is_refused():
     weight.ds_id = 3
     with pytest.raises(UnsupportedError, match="DeepSpeed"):
         SpectrumControl(weight)
+
+
+@pytest.mark.parametrize(
+    "use", [SpectrumControl, lambda model: SpectrumControl(model.lm_head.weight), repair_, factor_]
+)
+def test_a_table_that_deepspeed_overwrites_is_refused(use):
+    """Its first and second stage step a copy of all parameters: what was changed here was lost."""
+    model = Straight()
+    control = SpectrumControl(model, every=1)
+    for parameter in model.parameters():
+        parameter._hp_mapping = None  # of parameters that another worker steps
+    for attempt in (lambda: use(model), control.step):
+        with pytest.raises(UnsupportedError, match="DeepSpeed's overwrites from a copy"):
+            attempt()
 
 
 def trained(method, shard=None, ids=IDS, total=None):
