@@ -39,7 +39,7 @@ _remembered = lru_cache(maxsize=1 << 16)
 # Modules that are, or contain, an input table, and names that other modules have as well.
 _INPUTS = (
     "embed_tokens embed_in word_emb word_embedding word_embeddings wte shared emb_luts "
-    "token_embedding tok_embeddings tokens_embed"
+    "token_embedding token_embeddings tok_embeddings tokens_embed"
 ).split()
 _OWN_INPUTS = (
     "embedding embeddings embed emb encoder encoder_emb Wemb encoder_Wemb decoder_Wemb Wemb_dec"

@@ -72,6 +72,7 @@ def test_the_choice_is_described():
         ("cls.predictions.transform.dense", (4, 4), False),
         ("bert.embeddings.word_embeddings", (9, 4), True),
         ("bert.embeddings.position_embeddings", (9, 4), False),
+        ("transformer.token_embeddings", (9, 4), True),  # of OpenELM
         ("transformer.wpe", (9, 4), False),
         ("encoder", (9, 4), True),  # of PyTorch's LSTM language model
         ("encoder.layers.0.fc1", (9, 4), False),
