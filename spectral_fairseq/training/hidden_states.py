@@ -15,7 +15,7 @@ from spectral_fairseq.functional.autograd import outside_graphs
 from spectral_fairseq.functional.precision import type_of_products
 from spectral_fairseq.functional.softcap import softcapped
 from spectral_fairseq.training.factored_layers import entries_of
-from spectral_fairseq.training.layer_mixins import LayerMixin
+from spectral_fairseq.training.layer_mixins import LayerMixin, put_on
 
 
 class _Refused(UnsupportedError, AttributeError):
@@ -284,6 +284,24 @@ class KeepsHiddenStates(LayerMixin):
         """The cap, which is a part of the model."""
         cap = getattr(self, "softcap", None)
         return {**super().recorded(), **({} if cap is None else {"softcap": cap})}
+
+
+class KeepsThemInAdapters(KeepsHiddenStates):
+    """An output layer with adapters of peft, which does so; without them its base layer does."""
+
+    def unload_and_optionally_merge_module(self, merge: bool, **options: Any) -> nn.Module:
+        """The base layer, with the cap of this one, where peft takes the adapters off or merges."""
+        layer: Any = super()
+        if hasattr(layer, "unload_and_optionally_merge_module"):
+            base = layer.unload_and_optionally_merge_module(merge=merge, **options)
+        else:
+            if merge:
+                layer.merge(**options)
+            base = layer.get_base_layer()
+        put_on(base, KeepsHiddenStates)
+        if hasattr(self, "softcap"):
+            base.softcap = self.softcap
+        return base  # type: ignore[no-any-return]
 
 
 @outside_graphs

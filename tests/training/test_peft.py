@@ -15,6 +15,7 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
+from spectral_fairseq.training.hidden_states import HiddenStates
 from tests.training.models import (
     DIM,
     IDS,
@@ -204,6 +205,28 @@ def test_an_adapter_is_not_lost_in_merging(peft, transformers, table, target):
     )
     merged = model.merge_and_unload().eval()
     torch.testing.assert_close(merged(input_ids=IDS).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "named", [{"targets": ["lm_head"]}, {"target_parameters": ["lm_head.weight"]}]
+)
+@pytest.mark.parametrize("softcap", [None, 0.2])
+def test_a_cap_and_a_loss_outlive_the_adapter(peft, transformers, softcap, named):
+    """They were on the layer of peft alone, and merging left the cap out without a word."""
+    model = build(transformers, "llama")
+    chosen = lora(peft, **{"targets": ["q_proj"], **named}, init_lora_weights=False)
+    model = peft.get_peft_model(model, chosen).train()
+    fused_loss_(model, softcap=softcap)
+    loss = model(input_ids=IDS, labels=LABELS).loss
+    expected = model.eval()(input_ids=IDS).logits
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=IDS).logits, expected, rtol=1e-5, atol=1e-6)
+    outputs = merged.train()(input_ids=IDS, labels=LABELS)
+    assert isinstance(outputs.logits, HiddenStates)
+    torch.testing.assert_close(outputs.loss, loss, rtol=1e-5, atol=1e-6)
+    if softcap is None:
+        plain_(merged)
+        assert type(merged.lm_head) is torch.nn.Linear
 
 
 def test_a_table_under_trainable_tokens_is_refused_by_its_cause(peft, transformers):
