@@ -63,7 +63,9 @@ def _check_shell(prefix: str) -> None:
 @wrapping
 def check_dictionary(self: Any, f: Any, *, original: Callable[..., None]) -> None:
     """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count."""
-    if not isinstance(f, str):
+    from fairseq.file_io import PathManager
+
+    if not isinstance(f, str) or PathManager.path_requires_pathmanager(f):  # such as a remote one
         return original(self, f)
     kind = DataError if os.path.lexists(f) else MissingDataError
     check_file(f, "a dictionary", _DICTIONARY_REMEDY, kind)

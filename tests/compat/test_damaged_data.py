@@ -146,6 +146,28 @@ def test_a_dictionary_of_scores(bare, patched, copy):
     assert patched.call(read_all, **files) == bare.call(read_all, **files) > 500
 
 
+def load_from_a_store(path):
+    """Load a dictionary that ioPath knows how to fetch."""
+    from types import SimpleNamespace
+
+    from fairseq import file_io
+    from fairseq.data import Dictionary
+
+    handlers = {"store://": None}
+    fetch = SimpleNamespace(
+        _path_handlers=handlers, get_local_path=lambda one: one[len("store://") :]
+    )
+    file_io.IOPathManager, kept = fetch, file_io.IOPathManager
+    try:
+        return len(Dictionary.load(f"store://{path}"))
+    finally:
+        file_io.IOPathManager = kept
+
+
+def test_a_dictionary_in_a_store(patched, data):
+    assert patched.call(load_from_a_store, path=str(data / "dict.de.txt")) == WORDS
+
+
 @pytest.mark.parametrize("make, match", [
     (os.mkfifo, "a device or a pipe"),
     (lambda path: path.symlink_to(path.name), "a link that leads nowhere"),
