@@ -92,7 +92,8 @@ def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) 
             continue
         overwrite = text.endswith(_OVERWRITE)
         symbol, space, count = text.removesuffix(_OVERWRITE).rstrip().rpartition(" ")
-        if not space or not re.fullmatch("[0-9]{1,19}", count) or int(count) > MAX_COUNT:
+        # The vocabularies of sentencepiece's BPE have ranks in their place: 0, -1, and so on.
+        if not space or not re.fullmatch("-?[0-9]{1,19}", count) or abs(int(count)) > MAX_COUNT:
             raise other_line("'<symbol> <count>'", file, line, number)
         if symbol in place and not overwrite:
             raise DataError(

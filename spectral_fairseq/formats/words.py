@@ -72,7 +72,7 @@ _MOST_FILLERS = 1024
 _ROWS_FOR_A_FILLER = 40
 
 _JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\{\s*["}]|\[\s*")')
-_DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
+_DICT_LINE = re.compile(r".*\S -?\d+( #fairseq:overwrite)?\s*")
 _CODE_LINE = re.compile(r"\S+ \S+ \d+")  # of fastBPE
 _SCORED_LINE = re.compile(r"([^\t]*)\t(-?\d+(?:\.\d*)?(?:e[-+]?\d+)?)")
 _COLUMNS = re.compile(r"\S+[ \t]+\S|[ \t]+\d+[ \t]+\S|.*[,;:=|]-?\d+(\.\d+)?$|.*\t")

@@ -165,7 +165,13 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
         for suffix, language in suffixes.items():
             for prefix in _with_numbered(os.path.join(folder, split), suffix):
                 prefixes.setdefault(language, []).append(prefix)
-    for folder in () if prefixes else folders:  # of tasks with a folder for each language
+    return prefixes or _in_folders_of_languages(folders, split, config)
+
+
+def _in_folders_of_languages(folders: List[str], split: str, config: Any) -> Dict[str, List[str]]:
+    """As :func:`_training_files`, of fairseq's multilingual tasks of one text."""
+    prefixes: Dict[str, List[str]] = {}
+    for folder in folders:
         for language in _languages_in(folder, config):
             for prefix in _with_numbered(os.path.join(folder, language, split), ""):
                 prefixes.setdefault(language, []).append(prefix)
@@ -173,7 +179,7 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
 
 
 def _languages_in(folder: str, config: Any) -> List[str]:
-    """The languages of fairseq's multilingual tasks of one text: those named, or all folders."""
+    """The languages that are named, or all folders."""
     named = getattr(config, "langs", None)
     if named and isinstance(named, str):
         return named.split(",")

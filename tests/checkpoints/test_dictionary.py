@@ -23,6 +23,16 @@ def test_read_as_fairseq_does(tmp_path):
     assert ours.row_of("\u2581of") == 5 and ours.row_of("absent") is None
 
 
+def test_ranks_of_sentencepiece_are_no_counts(tmp_path):
+    from fairseq.data import Dictionary
+
+    file = tmp_path / "dict.txt"
+    file.write_text("\u2581t 0\nhe -1\n\u2581a -2\n", "utf-8")
+    ours = read_dictionary(file)
+    assert ours.counts[4:] == Dictionary.load(str(file)).count[4:] == [0, -1, -2]
+    assert not ours.has_counts and ours.uncounted_rows() == [1]
+
+
 def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
     from fairseq.data import Dictionary
 
@@ -40,8 +50,9 @@ def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
         ("a 1\nb x\n", "line 2"),
         ("a 1\na 2\n", "'a' again"),
         ("a \u00b2\n", "line 1"),
-        ("a -1\n", "line 1"),
+        ("a - 1\nb -\n", "line 2"),
         (f"a {2**63}\n", "line 1"),
+        (f"a -{2**63}\n", "line 1"),
     ],
 )
 def test_unusable_files(tmp_path, content, message):
