@@ -22,8 +22,8 @@ from studies.translation import PreparedCorpus, TranslationRun, TranslationSetti
 from studies.work_folder import WorkDir, write_json, write_text
 from studies.workers import Workers
 
-# The adversarial softmax and the mixtures need a criterion of this package, without a penalty.
-NO_PENALTY = ("--criterion", "mle_cosreg", "--cosreg-weight", "0")
+# The adversarial softmax, R-Drop and the mixtures need a criterion of this package.
+NO_PENALTY = ("--criterion", "regularized_cross_entropy")
 PLAIN_LOSS = ("--criterion", "label_smoothed_cross_entropy")
 
 
@@ -74,17 +74,11 @@ METHODS: Dict[str, Method] = {
     ),
     "weight_norm_init": Method(
         "weight-norm initialisation",
-        (
-            *("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
-            *("--weight-norm-init-sigma", "0.5"),
-        ),
+        ("--arch", "transformer_wn", "--weight-norm-init-sigma", "0.5", *PLAIN_LOSS),
     ),
     "weight_norm_init_small": Method(
         "the same, sigma 0.15",
-        (
-            *("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
-            *("--weight-norm-init-sigma", "0.15"),
-        ),
+        ("--arch", "transformer_wn", "--weight-norm-init-sigma", "0.15", *PLAIN_LOSS),
     ),
     "adversarial": _softmax("adversarial softmax, 0.01", "--adversarial-epsilon", "0.01"),
     "mos": Method(

@@ -1,6 +1,7 @@
 """The comparison of methods: once as a whole on a few hundred pairs of plain text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,21 @@ def test_flags_of_every_method_are_known():
         arguments = ["data", *flags, "--optimizer", "adam"]
         parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
         assert parsed.criterion in CRITERION_REGISTRY
+
+
+def test_the_page_has_the_flags_of_every_method():
+    page = (EXAMPLES / "translation_opendocs_de_en" / "README.md").read_text("utf-8")
+    of_the_page, row = {}, {}
+    for name, added in re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE):
+        plain = of_the_page.get("plain", {})
+        row = dict(row if re.match("the (same|row above) with", added) else plain)
+        if name == "adversarial":
+            plain["--criterion"] = row["--criterion"] = "regularized_cross_entropy"
+        row.update(re.findall(r"(--[\w-]+) ([^ `]+)", added))
+        of_the_page[name] = row
+    flags = {name: dict(zip(*[iter(method.flags)] * 2)) for name, method in METHODS.items()}
+    of_the_page["plain"] = {**of_the_page["plain"], "--criterion": "label_smoothed_cross_entropy"}
+    assert of_the_page == flags and list(of_the_page) == list(flags)
 
 
 @pytest.mark.slow
