@@ -90,8 +90,8 @@ class SpectrumControl:
     Raises:
         ConfigurationError: an option outside its range; no output table, one that is frozen or
             computed from other parameters, or one with fewer rows than columns.
-        UnsupportedError: a table of 16 bits, quantised, or split over devices in another way than
-            by rows (tensor parallelism, FSDP 1, DeepSpeed's third stage).
+        UnsupportedError: a table of 16 bits, quantised, trained under DeepSpeed, or split over
+            devices in another way than by rows (tensor parallelism, FSDP 1).
     """
 
     def __init__(

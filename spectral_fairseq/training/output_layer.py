@@ -17,7 +17,10 @@ _PARALLEL = ("DistributedDataParallel", "DataParallel")
 
 def sharded(found: str) -> UnsupportedError:
     """The error for a table of which each worker holds a part."""
-    remedy = "Keep it whole: use DistributedDataParallel, or DeepSpeed's second stage."
+    remedy = (
+        "Keep it whole: use DistributedDataParallel, or, without SpectrumControl, DeepSpeed's "
+        "second stage."
+    )
     return UnsupportedError("every worker to hold the whole table", found, remedy)
 
 

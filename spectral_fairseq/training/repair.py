@@ -51,7 +51,8 @@ def repair_(
     Raises:
         ConfigurationError: no output layer, an unknown choice, a table that is frozen or computed
             from other parameters.
-        UnsupportedError: a table of 16 bits, quantised, on the device meta, or split over devices.
+        UnsupportedError: a table of 16 bits, quantised, on the device meta, split over devices, or
+            of a model that DeepSpeed has taken.
     """
     changed_rows: Dict[str, List[int]] = {}
     planned = []
