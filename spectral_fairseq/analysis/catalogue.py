@@ -1,4 +1,4 @@
-"""Every measure of a report: its key, title, unit, meaning, which direction is good, its source.
+"""Every measure of a report: its key, title, meaning, random value, and which direction is good.
 
 Tables in text and HTML and the measuring itself follow from this list, so a new measure is a
 function in :mod:`spectral_fairseq.functional`, an entry here, and a test.

@@ -24,7 +24,7 @@ words and log Z_q over those of the clusters,
 
     log Z = logaddexp(log Z_s, log Z_q),    d(-log P) / d s = exp(log Z_s - log Z) softmax(s) - hit,
 
-so that a block of words' scores is handled as in ``softmax_loss.py`` and its gradient is scaled by
+so that a block of words' scores is handled as in ``blocks.py``, and its gradient is scaled by
 one number for each token.
 """
 

@@ -24,7 +24,7 @@ of a cross entropy, weighted. Only the target's probability under the mixture is
 smoothing gives every word a g_v, and then P is needed over the whole vocabulary, for the tokens of
 one block at a time.
 
-The adversarial softmax (``softmax_loss.py``) lowers s_ky by a margin m_k in each expert. The
+The adversarial softmax (``adversarial_softmax.py``) lowers s_ky by a margin m_k in each expert. The
 gradients for contexts, table and prior keep their form, with the p_k of the lowered scores, and
 d loss / d m_k = -d loss / d s_ky.
 
