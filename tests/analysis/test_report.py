@@ -289,6 +289,16 @@ def test_history_needs_one_run(results):
     assert not follows_one_run([unknown, *checkpoints[1:]])
     again = [{**one, "progress": {"epoch": 1, "updates": 100}} for one in checkpoints]
     assert not follows_one_run(again)  # one checkpoint under several names, say
+    runs = [f"run{index}/checkpoint_best.pt" for index in range(4)]
+    several = [{**one, "path": path} for one, path in zip(checkpoints, runs)]
+    assert not follows_one_run(several)
+    names = "plain", "svd", "weight-norm", "other"
+    renamed = [{**one, "path": f"models/{name}.pt"} for one, name in zip(checkpoints, names)]
+    assert not follows_one_run(renamed)
+    steps = [{**one, "path": f"out/checkpoint-{index}"} for index, one in enumerate(checkpoints)]
+    assert follows_one_run(steps)
+    in_memory = [{**one, "path": None} for one in checkpoints]
+    assert not follows_one_run(in_memory)
 
 
 def test_many_checkpoints_are_drawn_in_part(results):
