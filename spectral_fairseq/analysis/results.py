@@ -217,10 +217,10 @@ def labels_for(models: Sequence[Any], labels: Optional[Sequence[str]] = None) ->
         return list(labels)
     named = [_parts_of(model) if is_path(model) else (label_of(model),) for model in models]
     for depth in range(1, max(map(len, named)) + 1):
-        shortened = ["/".join(parts[-depth:]) for parts in named]
+        shortened = [os.path.join(*parts[-depth:]) for parts in named]
         if len(set(shortened)) == len(shortened):
             return shortened
-    return [f"{'/'.join(parts)} ({number})" for number, parts in enumerate(named, 1)]
+    return [f"{os.path.join(*parts)} ({number})" for number, parts in enumerate(named, 1)]
 
 
 def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:

@@ -70,7 +70,8 @@ def write_results(
         for name in replaced:
             (out / name).unlink(missing_ok=True)
     except OSError as error:
-        wanted, remedy = f"the report to be written to {out}", "Free some space."
+        wanted = f"the report to be written to {out}"
+        remedy = "Free some space, or choose another folder."
         raise OutputError(wanted, str(error), remedy) from error
     return {name: out / name for name in files}
 

@@ -106,6 +106,8 @@ def test_labels():
     assert labels_for(paths) == ["a/checkpoint_best", "b/checkpoint_best"]
     assert labels_for(paths[:1]) == ["checkpoint_best"]
     assert len(set(labels_for([paths[0], paths[0]]))) == 2
+    twice = [Path("/runs/checkpoint_best.pt")] * 2
+    assert labels_for(twice) == ["/runs/checkpoint_best (1)", "/runs/checkpoint_best (2)"]
     assert labels_for(paths, ["x", "y"]) == ["x", "y"]
     for wrong in (["x"], ["x", "x"]):
         with pytest.raises(ConfigurationError, match="2 different names"):
