@@ -85,7 +85,10 @@ class _Subcommand(argparse.ArgumentParser):
         self.set_defaults(module=module)
         words = map(_in_usage, sorted(self._actions, key=lambda one: not one.option_strings))
         self.usage = " ".join(["%(prog)s [options]", *filter(None, words)])  # a list follows
-        return super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # here, where the error names the subcommand and shows its usage
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -104,6 +104,12 @@ def test_usage_errors(argv, ends):
     assert "usage: spectral-fairseq" in ends(*argv, rc=2)
 
 
+def test_an_unknown_flag_is_one_of_the_subcommand(ends):
+    said = ends("evaluate-lm", "lm.pt", "data-bin", "--max-tokens", "5", rc=2)
+    assert "usage: spectral-fairseq evaluate-lm [options] CKPT DATA" in said
+    assert "spectral-fairseq evaluate-lm: error: unrecognized arguments: --max-tokens 5" in said
+
+
 @pytest.mark.parametrize(
     "line",
     [
