@@ -191,8 +191,9 @@ def _gathering(
     cfg: Any, trainer: Any, epoch_itr: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
 ) -> Any:
     # Patched here, where all workers pass, and not in Trainer.consolidate_optimizer: fairseq calls
-    # that also when one worker alone has failed, and the other workers would never answer.
-    if not isinstance(epoch_itr, StreamIterator) or cfg.no_save or epoch_itr.end_of_epoch():
+    # that also when one worker alone has failed, and the other workers would never answer. For the
+    # same reason --no-save is not asked: it may be a flag of all workers but the first.
+    if not isinstance(epoch_itr, StreamIterator) or epoch_itr.end_of_epoch():
         return original(cfg, trainer, epoch_itr, *args, **kwargs)
     epoch_itr.gathered = _gathered(epoch_itr, trainer)
     epoch_itr.precision = str(next(trainer.get_model().parameters()).dtype)

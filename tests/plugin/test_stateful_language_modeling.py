@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from torch import nn
 
@@ -288,6 +289,28 @@ def test_states_follow_their_streams_to_other_workers(tmp_path):
         assert iterator.iterations_in_epoch == 2
         losses = train(task, build_model(task), iterator.next_epoch_itr())
         assert losses == through[4 + worker :: 2]
+
+
+def test_a_worker_that_saves_nothing_gives_its_states_to_the_first(monkeypatch):
+    """The first would wait for them for ever."""
+    task = build_task()
+    iterator = training_batches(task, num_shards=2, shard_id=1)
+    next(iterator.next_epoch_itr())
+    given = []
+
+    def gather(by_worker, states, group):
+        given.append(states)
+        by_worker[:] = [states] * len(by_worker)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    trainer = SimpleNamespace(
+        data_parallel_rank=1,
+        data_parallel_process_group=None,
+        get_model=lambda: build_model(task),
+    )
+    cfg = SimpleNamespace(no_save=True, maximize_best_checkpoint_metric=False)
+    checkpoint_utils.save_checkpoint(cfg, trainer, iterator, None)
+    assert given == [iterator.carries.states(iterator.streams.slots)]
 
 
 @pytest.mark.parametrize("changed, key", [
