@@ -22,7 +22,6 @@ DAMAGES = {
     "idx of bad magic": ("valid.idx", change, (0, "<B", 0), "an index of fairseq-preprocess"),
     "foreign token": ("valid.bin", change, (2, "<H", 9999), "words of the dictionary.*found 9999"),
     "huge count": ("dict.txt", longer, (f"new {10**30}",), "1000.* of 'new'"),
-    "negative count": ("dict.txt", longer, ("new -1",), "-1 of 'new'"),
     "superscript count": ("dict.txt", longer, ("new \u00b2",), "of a word and its count"),
     "duplicate": ("dict.txt", longer, ("w1 3",), "Duplicate word"),
 }
