@@ -99,7 +99,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_other_files_left() -> None:
-    """As after the collection of tests: what files before this one imported and keep stays out."""
+    """Leave what earlier files have imported and kept out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
 

@@ -121,13 +121,20 @@ def _check_flags(args: argparse.Namespace) -> None:
             check_file(file, "a file", "Correct its name.")
 
 
-def _to_file(args: argparse.Namespace) -> Printed:
-    out = check_output(args.output, [args.checkpoint], args.overwrite)
+def _loaded(args: argparse.Namespace) -> Dict[str, Any]:
+    """The checkpoint to export, with a configuration."""
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.commands.export_plain import export_checkpoint, with_configuration
+    from spectral_fairseq.commands.export_plain import with_configuration
 
-    checkpoint = with_configuration(load_checkpoint(args.checkpoint, args.verify), args.checkpoint)
+    return with_configuration(load_checkpoint(args.checkpoint, args.verify), args.checkpoint)
+
+
+def _to_file(args: argparse.Namespace) -> Printed:
+    out = check_output(args.output, [args.checkpoint], args.overwrite)
+    checkpoint = _loaded(args)
+    from spectral_fairseq.commands.export_plain import export_checkpoint
+
     plain, check = export_checkpoint(checkpoint)
     save_atomically(plain, out)
     arch = plain["cfg"]["model"]["_name"]
@@ -142,11 +149,7 @@ def _to_folder(args: argparse.Namespace) -> Printed:
     names = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
     inputs = [path for path in names if path]
     out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
-    import_plugin()
-    from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.commands.export_plain import with_configuration
-
-    checkpoint = with_configuration(load_checkpoint(args.checkpoint, args.verify), args.checkpoint)
+    checkpoint = _loaded(args)
     with naming_full_disk(out, "choose another folder"):
         _refuse_language_pairs(checkpoint, args.to)
         with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):

@@ -25,8 +25,8 @@ PathLike = Union[str, Path]
 def print_anywhere() -> None:
     """Make stdout print escapes for characters that the terminal lacks, rather than fail.
 
-    A stream that is closed, as by ``2>&-``, is one without content from here on: progress bars ask
-    for its methods, and print() would write to stdout in its place.
+    A standard stream that was closed, as by ``2>&-``, is replaced by an empty one: progress bars
+    call its methods, and print() would write to stdout in its place.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -84,12 +84,12 @@ def check_output_folder(
             wanted = "an output that holds no input"
             raise ConfigurationError(wanted, f"{path} in {out}", "Choose another folder.")
     check_parent(out, target.resolve().parent)
-    if os.path.isdir(target) and (os.path.ismount(target) or os.path.samefile(target, ".")):
-        # The system does not let the one be replaced, and a shell stays in the old other.
-        found = "the working directory" if os.path.samefile(target, ".") else "a mounted folder"
-        raise ConfigurationError(
-            f"a folder that can be replaced at {out}", found, "Name a folder inside it."
-        )
+    wanted, remedy = f"a folder that can be replaced at {out}", "Name a folder inside it."
+    if os.path.isdir(target) and os.path.samefile(target, "."):
+        # The shell that started the command would stay in the folder that was replaced.
+        raise ConfigurationError(wanted, "the working directory", remedy)
+    if os.path.isdir(target) and os.path.ismount(target):  # the system keeps it in its place
+        raise ConfigurationError(wanted, "a mounted folder", remedy)
     if os.path.isdir(target) and not any(target.iterdir()):
         return target
     found = "a folder" if os.path.isdir(target) else "a file"

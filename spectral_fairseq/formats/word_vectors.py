@@ -72,10 +72,10 @@ def _words_and_vectors(path: Path) -> Tuple[List[str], Tensor]:
         declared = _declared(line)
         if declared is None:
             dim = _vector_length(line)
-            if _numbers_columns(line, dim):
-                return _text(file, path, dim, size, None, before=1)
-            file.seek(begin)
-            return _text(file, path, dim, size, None, before=0)
+            before = int(_numbers_columns(line, dim))
+            if not before:
+                file.seek(begin)
+            return _text(file, path, dim, size, None, before=before)
         count, dim = declared
         start = file.tell()
         first = file.readline(_LONGEST_LINE)
@@ -135,7 +135,7 @@ def _other_length(path: Path, dim: int, found: str) -> DataError:
 def _text(
     file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int], before: int
 ) -> Tuple[List[str], Tensor]:
-    """The lines of a text from where the file stands, behind so many others."""
+    """The words and vectors of the lines that are left; ``before`` lines have been read."""
     most = size // (2 * dim + 1) + 1 if count is None else count
     table = np.empty((most, dim), dtype=np.float32)
     words: List[str] = []

@@ -286,11 +286,15 @@ class KeepsHiddenStates(LayerMixin):
         return {**super().recorded(), **({} if cap is None else {"softcap": cap})}
 
 
-class KeepsThemInAdapters(KeepsHiddenStates):
-    """An output layer with adapters of peft, which does so; without them its base layer does."""
+class AdaptedKeepsHiddenStates(KeepsHiddenStates):
+    """An output layer with adapters of peft; once these are gone, its base layer does the same."""
 
     def unload_and_optionally_merge_module(self, merge: bool, **options: Any) -> nn.Module:
-        """The base layer, with the cap of this one, where peft takes the adapters off or merges."""
+        """Return the base layer with the cap of this one, when peft merges adapters or drops them.
+
+        peft calls this method of the layers that have it, and does itself what stands under
+        ``else`` for all others.
+        """
         layer: Any = super()
         if hasattr(layer, "unload_and_optionally_merge_module"):
             base = layer.unload_and_optionally_merge_module(merge=merge, **options)

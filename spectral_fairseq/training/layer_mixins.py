@@ -69,6 +69,8 @@ class LayerMixin(nn.Module):
 
 
 _classes: Dict[Any, Type[nn.Module]] = {}
+# Attributes that Python gives every class anew.
+_OF_EACH_CLASS = ("__dict__", "__weakref__")
 _Mixins = Tuple[Type[LayerMixin], ...]
 
 
@@ -92,8 +94,8 @@ def _empty(base: Type[nn.Module], mixins: _Mixins) -> nn.Module:
 def _with_mixins(kind: Any, change: Callable[[_Mixins], _Mixins]) -> Any:
     """A class of layers with other mixins.
 
-    parametrize and fully_shard of torch derive a class from that of a layer. What they have derived
-    from a class with mixins is derived from the class with the other ones then.
+    parametrize and fully_shard of torch derive a class from that of a layer. A class that they have
+    derived from one with mixins is made anew, derived from that with the other mixins.
     """
     if not issubclass(kind, LayerMixin):
         return _changed_class(kind, change(()))
@@ -106,9 +108,6 @@ def _with_mixins(kind: Any, change: Callable[[_Mixins], _Mixins]) -> Any:
     )
     own = {name: one for name, one in vars(kind).items() if name not in _OF_EACH_CLASS}
     return type(kind)(kind.__name__, bases, own)
-
-
-_OF_EACH_CLASS = ("__dict__", "__weakref__")
 
 
 def _without(mixin: Type[LayerMixin]) -> Callable[[_Mixins], _Mixins]:
@@ -162,5 +161,5 @@ def _kept_forwards(layer: nn.Module) -> List[str]:
 
 
 def is_passed_over(layer: nn.Module) -> bool:
-    """Whether a function that may not call it stands in the place of a class's forward pass."""
+    """Whether the attribute ``forward`` of a layer may not call the forward pass of its class."""
     return "forward" in layer.__dict__ and not _kept_forwards(layer)

@@ -20,7 +20,7 @@ from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.adapters import is_of_peft, with_adapters
 from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables_off
-from spectral_fairseq.training.hidden_states import KeepsHiddenStates, KeepsThemInAdapters
+from spectral_fairseq.training.hidden_states import AdaptedKeepsHiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.joining import is_split
 from spectral_fairseq.training.layer_mixins import (
     beyond_plain,
@@ -104,7 +104,7 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
 def _handing_on(model: nn.Module, layer: nn.Module, loss: TokenLoss) -> TokenLoss:
     """Let the output layer hand on hidden states, and the model compute this loss of them."""
     if not isinstance(layer, KeepsHiddenStates):
-        put_on(layer, KeepsThemInAdapters if is_of_peft(layer) else KeepsHiddenStates)
+        put_on(layer, AdaptedKeepsHiddenStates if is_of_peft(layer) else KeepsHiddenStates)
     take_over_loss(model, loss)
     keep_layers(model)
     return loss
