@@ -188,14 +188,13 @@ class Plan:
         known += [each for each in self.arms[label] if each not in known]
 
     def _finals(self) -> None:
-        if not set(FINALS) <= set(self.chosen):
-            return
         for letter in FINALS:
-            self._seeds(letter, self.chosen[letter], SEEDS, "finals")
-        if "R" in self.chosen:
+            if letter in self.chosen:
+                self._seeds(letter, self.chosen[letter], SEEDS, "finals")
+        if {"R", "D"} <= set(self.chosen):
             decay = self.chosen["D"].options
             self._seeds("R", self.chosen["R"]._replace(options=decay), SEEDS[:3], "R-Drop")
-        if self._recorded([*self.arms["D"], *self.arms["MW"]]):
+        if {"D", "MW"} <= set(self.arms) and self._recorded([*self.arms["D"], *self.arms["MW"]]):
             updates = 62 * round(UPDATES * self._time_of_both() / 62)
             longer = self.chosen["D"]._replace(updates=updates)
             self._seeds("D, as long", longer, SEEDS[:3], "equal time")
