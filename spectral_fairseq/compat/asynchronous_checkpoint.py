@@ -8,30 +8,9 @@ Here the file is made in memory, and ioPath gets it as one buffer that nobody ch
 from __future__ import annotations
 
 import io
-from typing import Any, Callable, Optional, Set
+from typing import Any, Callable
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-
-
-class _Noting(io.BytesIO):
-    """A file in memory that notes what kinds of buffers it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds: Set[type] = set()
-
-    def write(self, data: Any) -> int:
-        """Note the kind of a buffer, and write it."""
-        self.kinds.add(type(data))
-        return super().write(data)
-
-
-def _unneeded_copy() -> Optional[str]:
-    import torch
-
-    file = _Noting()
-    torch.save(None, file)
-    return "this torch writes copies" if file.kinds <= {bytes} else None
 
 
 @wrapping
@@ -56,5 +35,4 @@ ASYNCHRONOUS_CHECKPOINT = Patch(
     reason="With --write-checkpoints-asynchronously torch 2 reuses the memory from which ioPath "
     "writes a file later: every checkpoint is damaged, which nobody sees before it is read.",
     install=replaces({"fairseq.checkpoint_utils:torch_persistent_save": save_whole}),
-    unneeded=_unneeded_copy,
 )
