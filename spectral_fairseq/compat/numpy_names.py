@@ -8,43 +8,34 @@ from __future__ import annotations
 
 import types
 import warnings
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
 
-_USES: Dict[str, Tuple[str, ...]] = {
-    "fairseq.data.data_utils": ("int", "percentile"),
-    "fairseq.data.token_block_dataset": ("compat",),
-    "fairseq.data.language_pair_dataset": ("compat",),
-    "fairseq.modules.dynamic_crf_layer": ("float",),
-}
+_USERS = (
+    "fairseq.data.data_utils",
+    "fairseq.data.token_block_dataset",
+    "fairseq.data.language_pair_dataset",
+    "fairseq.modules.dynamic_crf_layer",
+)
 
 
 def _missing() -> Dict[str, Any]:
     """The names that the installed numpy lacks -> what fairseq means by them."""
-    meant: Dict[str, Any] = {
-        "int": int,
-        "float": float,
-        "compat": types.SimpleNamespace(long=int),
-        "percentile": _percentile(np.percentile),
-    }
-    return {name: value for name, value in meant.items() if not _still_there(name)}
-
-
-def _still_there(name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if name == "percentile":
-            try:
-                np.percentile([0, 1], 50, interpolation="lower")  # type: ignore[call-overload]
-            except TypeError:
-                return False
-            return True
-        if name == "compat":
-            return hasattr(np, "compat") and hasattr(np.compat, "long")
-        return hasattr(np, name)
+        missing: Dict[str, Any] = {
+            kind.__name__: kind for kind in (int, float) if not hasattr(np, kind.__name__)
+        }
+        if not hasattr(getattr(np, "compat", None), "long"):
+            missing["compat"] = types.SimpleNamespace(long=int)
+        try:
+            np.percentile([0, 1], 50, interpolation="lower")  # type: ignore[call-overload]
+        except TypeError:
+            missing["percentile"] = _percentile(np.percentile)
+    return missing
 
 
 @wrapping
@@ -64,8 +55,7 @@ def _install_numpy_names() -> str:
     def complete(numpy: types.ModuleType) -> Overlay:
         return Overlay(numpy, **missing)
 
-    needy = [home for home, names in _USES.items() if missing.keys() & set(names)]
-    return replaces({f"{home}:np": complete for home in needy})()
+    return replaces({f"{user}:np": complete for user in _USERS})()
 
 
 NUMPY_NAMES = Patch(
