@@ -11,9 +11,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 
@@ -70,18 +71,12 @@ def evaluates(cfg: Any) -> bool:
 _EVALUATING: ContextVar[bool] = ContextVar("a command that evaluates in bfloat16", default=False)
 
 
-def evaluate(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a command's ``main``, in bfloat16 if it evaluates with ``--bf16``.
-
-    Args:
-        main: of fairseq's command.
-        cfg: its configuration.
-        args: for ``main``.
-        kwargs: for ``main``.
-    """
+@contextmanager
+def evaluating(cfg: Any) -> Iterator[None]:
+    """Within this context models and batches are bfloat16, if a command evaluates with it."""
     token = _EVALUATING.set(evaluates(cfg) and bool(cfg.common.bf16))
     try:
-        return main(cfg, *args, **kwargs)
+        yield
     finally:
         _EVALUATING.reset(token)
 
@@ -121,7 +116,7 @@ def batching(
 
 def _install_bf16_evaluation() -> str:
     places = {
-        **around_main(evaluate),
+        **around_main(evaluating),
         "fairseq.checkpoint_utils:load_model_ensemble_and_task": loading,
         "fairseq.data.iterators:EpochBatchIterator.__init__": batching,
     }

@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, ContextManager, Dict
 
 from spectral_fairseq.compat.patching import wrapping
 
+Within = Callable[[Any], ContextManager[Any]]
 
-def around_main(run: Callable[..., Any]) -> Dict[str, Callable[..., Any]]:
-    """The functions of fairseq to wrap, so that every command's ``main`` is run by ``run``.
+
+def around_main(within: Within) -> Dict[str, Callable[..., Any]]:
+    """The functions of fairseq to wrap, so that every command's ``main`` runs within a context.
 
     Args:
-        run: called with ``main``, the configuration and further arguments of ``main``. It goes to
-            workers, so it is a function of a module.
+        within: makes the context for a configuration. It goes to workers, so it is a function of a
+            module.
 
     Returns:
         Place, as :func:`spectral_fairseq.compat.patching.replaces` has it -> wrapper.
@@ -29,7 +31,7 @@ def around_main(run: Callable[..., Any]) -> Dict[str, Callable[..., Any]]:
     def calling(
         cfg: Any, main: Callable[..., Any], *args: Any, original: Callable[..., Any], **kwargs: Any
     ) -> Any:
-        return original(cfg, partial(run, main), *args, **kwargs)
+        return original(cfg, partial(_run, within, main), *args, **kwargs)
 
     @wrapping
     def generating(cfg: Any, *, original: Callable[..., Any]) -> Any:
@@ -37,10 +39,10 @@ def around_main(run: Callable[..., Any]) -> Dict[str, Callable[..., Any]]:
             from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
             cfg = convert_namespace_to_omegaconf(cfg)
-        return run(original, cfg)
+        return _run(within, original, cfg)
 
     for wrap in (calling, generating):  # a place is wrapped once by each of these names
-        wrap.__qualname__ = f"{run.__module__}.{run.__qualname__}:{wrap.__name__}"
+        wrap.__qualname__ = f"{within.__module__}.{within.__qualname__}:{wrap.__name__}"
     places = {
         "fairseq.distributed.utils:call_main": calling,
         "fairseq_cli.generate:main": generating,
@@ -49,3 +51,8 @@ def around_main(run: Callable[..., Any]) -> Dict[str, Callable[..., Any]]:
     if getattr(spec, "name", "") == "fairseq_cli.generate":  # python -m fairseq_cli.generate
         places["__main__:main"] = generating
     return places
+
+
+def _run(within: Within, main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    with within(cfg):
+        return main(cfg, *args, **kwargs)

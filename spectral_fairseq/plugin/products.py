@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 
@@ -28,7 +28,6 @@ from spectral_fairseq.functional.processor import processor
 from spectral_fairseq.options import FLOAT32_PRODUCTS
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.memory import keep_freed_memory
-from spectral_fairseq.provenance import distribution_version
 
 logger = logging.getLogger(__name__)
 
@@ -79,21 +78,14 @@ def running() -> _Command:
     return command
 
 
-# Carries the flag where omegaconf 2.0 lets no configuration of fairseq have a field of another
-# package; workers inherit it. Every command that is parsed sets it anew.
+# Carries the flag: omegaconf 2.0 lets no configuration of fairseq have a field of another package.
+# Workers inherit it, and every command that is parsed sets it anew.
 _VARIABLE = "SPECTRAL_FAIRSEQ_FLOAT32_PRODUCTS"
 
 
-@cache
-def _configurations_take_fields() -> bool:
-    major, minor = (distribution_version("omegaconf") or "2.1").split(".")[:2]
-    return (int(major), int(minor)) >= (2, 1)
-
-
-def asked(common: Any) -> str:
+def asked() -> str:
     """The value of the flag."""
-    found = getattr(common, FLOAT32_PRODUCTS.name, None)
-    return str(found or os.environ.get(_VARIABLE, FLOAT32_PRODUCTS.default))
+    return os.environ.get(_VARIABLE, FLOAT32_PRODUCTS.default)
 
 
 def _on_cpu(common: Any) -> bool:
@@ -123,34 +115,25 @@ def _adding_flag(parser: Any, *args: Any, original: Callable[..., Any], **kwargs
 
 @wrapping
 def _configuring(args: Any, *, original: Callable[..., Any]) -> Any:
-    """Wrap ``override_module_args``: the configuration, which workers receive, has the value."""
-    overrides, deletes = original(args)
+    """Wrap ``override_module_args``, through which every command makes its configuration."""
     value = getattr(args, FLOAT32_PRODUCTS.name, None)
-    if value is not None and not _configurations_take_fields():
+    if value is not None:
         os.environ[_VARIABLE] = value
-    elif value is not None:
-        overrides.append(f"+common.{FLOAT32_PRODUCTS.name}={value}")
-    return overrides, deletes
+    return original(args)
 
 
-def run(main: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a command's ``main`` with the products that were asked for, in the process that computes.
-
-    Args:
-        main: of fairseq's command.
-        cfg: its configuration.
-        args: for ``main``.
-        kwargs: for ``main``.
-    """
+@contextmanager
+def multiplying(cfg: Any) -> Iterator[None]:
+    """Within this context a command multiplies as it was asked to, in the process that computes."""
     command = _Command()
     token = _RUNNING.set(command)
     try:
         on_cpu = _on_cpu(cfg.common)
-        if on_cpu or asked(cfg.common) == "fast":
-            command.multiply(choose_products(asked(cfg.common)), cfg.common)
+        if on_cpu or asked() == "fast":
+            command.multiply(choose_products(asked()), cfg.common)
         if on_cpu and evaluates(cfg):
             warn_of_slow_bfloat16(cfg.common)
-        return main(cfg, *args, **kwargs)
+        yield
     finally:
         command.end()
         _RUNNING.reset(token)
@@ -160,7 +143,7 @@ def _install() -> str:
     places = {
         "fairseq.options:add_dataset_args": _adding_flag,
         "fairseq.dataclass.utils:override_module_args": _configuring,
-        **around_main(run),
+        **around_main(multiplying),
     }
     return replaces(places)()
 
@@ -187,7 +170,7 @@ class ChosenProducts(Listener):
         """Choose where no command has, and warn of slow bfloat16."""
         common = self.trainer.cfg.common
         if running().products is None:
-            running().multiply(choose_products(asked(common)), common)
+            running().multiply(choose_products(asked()), common)
         warn_of_slow_bfloat16(common)
 
     def save(self) -> Any:
@@ -198,7 +181,7 @@ class ChosenProducts(Listener):
     def load(self, saved: Any) -> None:
         """Go on as the checkpoint has it, unless the flag or the processor says otherwise."""
         common, products = self.trainer.cfg.common, running().products
-        if asked(common) != "auto" or not saved or saved["processor"] != processor().name:
+        if asked() != "auto" or not saved or saved["processor"] != processor().name:
             return
         if products is None or products.fast != saved["fast"]:
             reason = "as in the checkpoint that training goes on from"

@@ -82,7 +82,7 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
         seen.append((running().products, flash()))
 
     cfg = SimpleNamespace(
-        common=SimpleNamespace(cpu=True, tpu=False, float32_products="fast"),
+        common=SimpleNamespace(cpu=True, tpu=False),
         distributed_training=SimpleNamespace(
             distributed_init_method=None, distributed_world_size=1, pipeline_model_parallel=False,
             distributed_port=-1,
@@ -90,9 +90,9 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(distributed_utils, "infer_init_method", lambda _: None)
     monkeypatch.setattr(products, "keep_freed_memory", lambda: kept.append(True))
-    distributed_utils.call_main(cfg, main)
-    del cfg.common.float32_products  # as of a program that makes its configuration itself
-    distributed_utils.call_main(cfg, main)
+    for choice in ("fast", "auto"):
+        monkeypatch.setenv(products._VARIABLE, choice)
+        distributed_utils.call_main(cfg, main)
     assert [chosen.fast for chosen, _ in seen] == [True, False] and len(kept) == 2
     if has_flash_kernel():
         assert [enabled for _, enabled in seen] == [False, True]
@@ -130,7 +130,8 @@ def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog
     caplog.clear()
     for path, warned in (("model.pt", slow), (None, False)):  # an evaluation; a training is later
         cfg = SimpleNamespace(common=common, common_eval=SimpleNamespace(path=path))
-        products.run(lambda cfg: None, cfg)
+        with products.multiplying(cfg):
+            pass
         assert ("multiplies bfloat16 numbers" in caplog.text) is warned
         caplog.clear()
 
