@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 _BLOCK = 1 << 22
 _SENTENCES = 10_000
 
+_RESTORED = object()  # stands for the task of a model that a checkpoint overwrites
 _task: contextvars.ContextVar[Any] = contextvars.ContextVar("task", default=None)
-_restoring: contextvars.ContextVar[bool] = contextvars.ContextVar("restoring", default=False)
 
 
 @contextlib.contextmanager
@@ -44,12 +44,12 @@ def building_for(task: Any, from_checkpoint: bool) -> Iterator[None]:
         task: whose training data the words are counted in.
         from_checkpoint: whether the new tables are overwritten next, so no count is needed.
     """
-    tokens = _task.set(task), _restoring.set(from_checkpoint or _restoring.get())
+    restored = from_checkpoint or _task.get() is _RESTORED
+    token = _task.set(_RESTORED if restored else task)
     try:
         yield
     finally:
-        _task.reset(tokens[0])
-        _restoring.reset(tokens[1])
+        _task.reset(token)
 
 
 def counts_for_new_table(dictionary: Dictionary) -> Optional[List[float]]:
@@ -59,9 +59,8 @@ def counts_for_new_table(dictionary: Dictionary) -> Optional[List[float]]:
         One count for each row; ``None`` for a model that a checkpoint overwrites, where neither
         the data nor the counts of the dictionary need to be there.
     """
-    if _restoring.get():
-        return None
-    return training_counts(_task.get(), dictionary)
+    task = _task.get()
+    return None if task is _RESTORED else training_counts(task, dictionary)
 
 
 def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
@@ -104,9 +103,10 @@ def known_counts(dictionary: Dictionary) -> Optional[List[float]]:
         One count for each row, as in :func:`training_counts`; ``None`` where nothing was counted,
         and for a model that a checkpoint overwrites.
     """
-    if _restoring.get():
+    task = _task.get()
+    if task is _RESTORED:
         return None
-    data_counts = _counts_in_data(_task.get(), dictionary)
+    data_counts = _counts_in_data(task, dictionary)
     if data_counts is not None:
         return data_counts
     counts, words = _own_counts(dictionary)
