@@ -97,41 +97,27 @@ def _loading(load_state_dict: Callable[..., None], inner: Any) -> Callable[..., 
     def load_any(state_dict: Dict[str, Any], optimizer_overrides: Any = None) -> None:
         saved = saved_groups(state_dict)
         groups = _regrouped(saved, places)
-        if groups is None:
-            _load_as_it_is(load_state_dict, state_dict, optimizer_overrides, saved, places)
-            return
-        load_state_dict({**state_dict, "param_groups": groups}, optimizer_overrides)
-        for group, own in zip(inner.param_groups, places):
-            group[_PLACES] = list(own)
-        for group in inner.param_groups[1:]:
-            group["weight_decay"] = 0.0
+        if groups is not None:
+            state_dict = {**state_dict, "param_groups": groups}
+        try:
+            load_state_dict(state_dict, optimizer_overrides)
+        except ValueError as error:
+            if groups is not None or isinstance(error, CheckpointError):
+                raise
+            # torch refuses groups of other sizes, as where a table has become one of another kind.
+            own, others = sum(map(len, places)), sum(len(group["params"]) for group in saved)
+            raise CheckpointError(
+                f"the state of an optimiser of {own} parameters, as this model has",
+                f"one of {others}, of a model with other tables or layers",
+                f"{NEW_STATE} {OTHER_FOLDER}",
+            ) from error
+        if groups is not None:
+            for group, own_places in zip(inner.param_groups, places):
+                group[_PLACES] = list(own_places)
+            for group in inner.param_groups[1:]:
+                group["weight_decay"] = 0.0
 
     return load_any
-
-
-def _load_as_it_is(
-    load_state_dict: Callable[..., None],
-    state_dict: Dict[str, Any],
-    optimizer_overrides: Any,
-    saved: List[Dict[str, Any]],
-    places: List[List[int]],
-) -> None:
-    """Load a state of other groups, which torch refuses unless they have the same sizes.
-
-    Raises:
-        CheckpointError: it refuses it, as where a table has become one of another kind.
-    """
-    try:
-        load_state_dict(state_dict, optimizer_overrides)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        own, others = sum(map(len, places)), sum(len(group["params"]) for group in saved)
-        raise CheckpointError(
-            f"the state of an optimiser of {own} parameters, as this model has",
-            f"one of {others}, of a model with other tables or layers",
-            f"{NEW_STATE} {OTHER_FOLDER}",
-        ) from error
 
 
 def _regrouped(
