@@ -12,7 +12,6 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
 
-from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.methods.output_layers import output_names
@@ -153,13 +152,3 @@ def calls_output_layer(decoder: nn.Module) -> bool:
     output_layer = getattr(type(decoder), "output_layer", None)
     # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
     return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
-
-
-def check_output_layer(decoder: nn.Module) -> None:
-    """Refuse a decoder whose output layer cannot be replaced.
-
-    Raises:
-        ConfigurationError: the decoder does not end in an ``output_layer``.
-    """
-    if not calls_output_layer(decoder):
-        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder).__name__}, which has none")

@@ -25,7 +25,7 @@ from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_ent
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
-from spectral_fairseq.plugin.find import check_output_layer, head_of
+from spectral_fairseq.plugin.find import calls_output_layer, head_of
 from spectral_fairseq.plugin.objective import SQUARED_LOG_Z, Parts, Term
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class LikelihoodTerm:
         """Let ``stand_in`` take the place of the decoder's ``output_layer`` inside the block.
 
         It is called within the model's own forward pass, so that data-parallel wrappers see every
-        parameter used. :func:`~.find.check_output_layer` says whether a decoder calls it.
+        parameter used. :func:`~.find.calls_output_layer` says whether a decoder calls it.
         """
         decoder: Any = self.decoder
         decoder.output_layer = stand_in
@@ -235,7 +235,6 @@ class FullScores(LikelihoodTerm):
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        self._check_scores()
         net_output = model(**sample["net_input"])
         loss, nll = self.criterion.compute_loss(model, net_output, sample, reduce=reduce)
         if not self.z_loss:
@@ -287,7 +286,9 @@ class Blockwise(FullScores):
         if not isinstance(self.head, Head):
             with arguments_as_flags(weight=LOSS_FORM.flag):
                 _ = parts.output
-        check_output_layer(self.decoder)
+        if not calls_output_layer(self.decoder):
+            found = f"{type(self.decoder).__name__}, which has none"
+            raise refusals.NO_OUTPUT_LAYER.error(found)
 
     def check(self) -> None:
         """See the base class."""
@@ -302,6 +303,7 @@ class Blockwise(FullScores):
         targets = sample["target"]
         small = targets.numel() <= self.dense_up_to
         if small or not reduce or self.all_scores:
+            self._check_scores()
             return super().__call__(model, sample, reduce)
         skip = self.criterion.ignore_prefix_size
 
