@@ -243,7 +243,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
-        self._look_at_prefix(sample)
+        if self.ignore_prefix_size:
+            self._look_at_prefix(sample)
         bound = self.objective_of(model)
         if not model.training:
             computed = bound.reported(model, sample, reduce)
@@ -266,7 +267,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def _look_at_prefix(self, sample: Any) -> None:
         """Warn once if no target of a batch counts, of which fairseq says nothing."""
         length, size = sample["target"].size(-1), self.ignore_prefix_size
-        if size and length <= size and not self._said_that_nothing_counts:
+        if length <= size and not self._said_that_nothing_counts:
             self._said_that_nothing_counts = True
             logger.warning(
                 f"the loss of a batch is 0, because its sentences have at most {length} tokens and "
