@@ -74,6 +74,6 @@ def part_of(weight: Tensor, excluded: Sequence[int]) -> Tuple[RowShard, Tensor]:
     Returns:
         The part, of n rows, and the indices among these, shape (m,).
     """
-    part = row_shard(weight) or RowShard(weight, 0, None)
+    part = row_shard(weight) or RowShard(weight.detach(), 0, None)
     own = part.own(excluded)
     return part, torch.tensor(own, dtype=torch.long, device=part.rows.device)

@@ -376,6 +376,18 @@ def test_a_control_that_could_not_be_bound_has_no_model():
     assert control.weight is other.lm_head.weight and control.updates == 1
 
 
+def test_a_copy_of_a_control_in_use_goes_on():
+    """It kept rows with their graph, which deepcopy refuses."""
+    model = Straight()
+    control = SpectrumControl(model, every=1, slack=1.0)
+    control.step()
+    copied = copy.deepcopy(control)
+    for one in (control, copied):
+        one.step()
+    assert copied.weight is not control.weight
+    assert torch.equal(copied.weight, control.weight)
+
+
 def test_a_table_that_nothing_trains_is_warned_of():
     """As in a loop that trains a copy of the model."""
     model = Straight()
