@@ -15,19 +15,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import (
-    ConfigurationError,
-    UnsupportedError,
-    check_range,
-    listed,
-)
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, listed
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.spectrum_penalty import Prior, check_rank
-from spectral_fairseq.functional.table_control import (
-    TableChange,
-    apply_change_,
-    counted_norm,
-)
+from spectral_fairseq.functional.table_control import apply_change_, counted_norm
 from spectral_fairseq.functional.workers import Workers, has_workers
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.methods.prior import TablePrior
@@ -144,7 +135,8 @@ class SpectrumControl:
         self._prior.prior.spectrum(dim, 1.0)  # which refuses one that is too steep
         norm = None
         if not weight.is_meta:
-            norm = _norm(weight, excluded)
+            part, own = part_of(weight, excluded)
+            norm = counted_norm(part.rows, own, part.summed)
             if not math.isfinite(norm):
                 check_finite(weight.detach(), "the table")
         self._model, self.excluded = model, excluded
@@ -193,12 +185,15 @@ class SpectrumControl:
             check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
         part, excluded = part_of(weight, self.excluded)
-        is_split = part.group is not None
-        workers, *others = (
-            _workers(group, is_split) for group in (part.group or self._group, *part.copies)
-        )
-        change = self.plan(weight, rate) if workers.plans else None
-        change = workers.share_change(change, part.rows)
+        groups = (part.group or self._group, *part.copies)
+        own, *others = (_workers(group, together=part.group is not None) for group in groups)
+        planned = None
+        if own.plans:
+            prior = self._prior(part.rows, excluded, part.summed)
+            planned = self.rule.plan(
+                part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
+            )
+        change = own.share_change(planned, part.rows)
         for copies in others:
             change = copies.share_change(change, part.rows)
         if rate > 0:
@@ -280,20 +275,6 @@ class SpectrumControl:
         if found_inf is None or not bool(found_inf):
             self.step(share_of_rate(self, optimizer))
 
-    @torch.no_grad()
-    def plan(self, weight: Tensor, rate: float = 1.0) -> TableChange:
-        """The change that is due to a matrix, which is not yet applied.
-
-        Args:
-            weight: the table, shape (N, d).
-            rate: as for :meth:`step`.
-        """
-        part, excluded = part_of(weight, self.excluded)
-        prior = self._prior(part.rows, excluded, part.summed)
-        return self.rule.plan(
-            part.rows, min(1.0, rate), prior=prior, excluded=excluded, summed=part.summed
-        )
-
     def state_dict(self) -> Dict[str, Any]:
         """What a resumed training needs beside the model: numbers that JSON can hold."""
         return {"updates": self.updates, "start_norm": self._prior.start_norm}
@@ -324,11 +305,6 @@ def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
         check_not_sharded(weight)
     check_table(weight, "SpectrumControl", layer)
     return weight
-
-
-def _norm(weight: Tensor, excluded: Sequence[int]) -> float:
-    part, own = part_of(weight, excluded)
-    return counted_norm(part.rows, own, part.summed)
 
 
 def _workers(group: Any, together: bool) -> Workers:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
 from tests.reference import spectra as reference
 from tests.training.models import LAYOUTS, Straight, build
@@ -188,9 +189,13 @@ def _controlled_by_the_first(rank):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Straight())
     control = SpectrumControl(model, decay=0.3, slack=1.0, every=2, centering=0.1)
+
     # An eigensolver of another machine may differ in the last bits; here it differs by more.
-    plan = control.plan
-    control.plan = lambda weight, rate: plan(weight * (1 + 1e-4 * rank), rate)
+    class Differing(ControlRule):
+        def plan(self, weight, *given, **options):
+            return super().plan(weight * (1 + 1e-4 * rank), *given, **options)
+
+    control.rule = Differing(**vars(control.rule))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
         tokens = torch.randint(40, (8,), generator=torch.Generator().manual_seed(10 * step + rank))

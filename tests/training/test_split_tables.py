@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.training import (
     Muon,
     SpectrumControl,
@@ -280,8 +281,13 @@ def _copied(rank):
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "parts"))
     fsdp.fully_shard(model, mesh=mesh)
     control = SpectrumControl(model, every=1, **CONTROLS["both"])
-    plan = control.plan
-    control.plan = lambda *given: plan(*given)._replace(shift=torch.full((16,), 0.1 * rank))
+
+    class Disagreeing(ControlRule):
+        def plan(self, *given, **options):
+            change = super().plan(*given, **options)
+            return change._replace(shift=torch.full((16,), 0.1 * rank))
+
+    control.rule = Disagreeing(**vars(control.rule))
     assert control.step()
     return whole(model.lm_head.weight.detach())
 
