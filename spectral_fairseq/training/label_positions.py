@@ -70,11 +70,23 @@ def targets_at(labels: Tensor, logits: Any) -> Tensor:
     """The labels as indices where the outputs are, shape (T,).
 
     Raises:
-        ConfigurationError: not one for each of the T positions of the outputs.
+        ConfigurationError: they are no indices, or not one for each of the T positions of the
+            outputs.
     """
+    if labels.is_floating_point():
+        raise no_indices(labels)
     if labels.numel() != math.prod(logits.shape[:-1]):
         raise _of_another_batch(labels, logits)
     return labels.reshape(-1).to(logits.device).long()
+
+
+def no_indices(labels: Tensor) -> ConfigurationError:
+    """The error for labels that are probabilities or values, as for regression."""
+    return ConfigurationError(
+        "`labels` that are indices of words or of classes, whole numbers",
+        f"numbers of type {labels.dtype}, as of several classes at once or regression",
+        "Pass the index of each word, or train this model without fused_loss_.",
+    )
 
 
 def logits_of(outputs: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.label_positions import no_indices
 from spectral_fairseq.training.layer_mixins import beyond_plain
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.token_loss import TokenLoss
@@ -44,38 +45,18 @@ class ModelLoss:
         logits, labels = given.get("logits", given.get("pooled_logits")), given.get("labels")
         if isinstance(labels, Tensor) and labels.is_floating_point():
             if isinstance(logits, HiddenStates):
-                raise ConfigurationError(
-                    "`labels` that are indices of words or of classes, whole numbers",
-                    f"numbers of type {labels.dtype}, as of several classes at once or regression",
-                    "Train this model without fused_loss_.",
-                )
+                raise no_indices(labels)
             own: Tensor = self.own(*args, **kwargs)
             return own
-        return self._of(
-            logits,
-            labels,
-            given.get("num_items_in_batch"),
-            given.get("ignore_index"),
-            given.get("shift_labels"),
-        )
-
-    def _of(
-        self,
-        logits: Any,
-        labels: Optional[Tensor],
-        num_items_in_batch: Any,
-        ignore_index: Optional[int],
-        shift_labels: Optional[Tensor],
-    ) -> Tensor:
-        loss = self.loss
-        targets = shift_labels
+        loss, targets = self.loss, given.get("shift_labels")
         if targets is None:
             if labels is None:
                 raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
             targets = loss.positions.predicted(labels, loss.ignore_index)
+        ignore_index = given.get("ignore_index")
         if ignore_index is not None and ignore_index != loss.ignore_index:
             targets = targets.long().masked_fill(targets.eq(ignore_index), loss.ignore_index)
-        return loss.of_logits(logits, targets, num_items_in_batch)[0]
+        return loss.of_logits(logits, targets, given.get("num_items_in_batch"))[0]
 
 
 class ModelForward:
@@ -89,14 +70,18 @@ class ModelForward:
         self.own = model.__dict__.get("forward")  # of another package
 
     @property
+    def _forward(self) -> Any:
+        return self.own or type(self.model).forward.__get__(self.model)
+
+    @property
     def __signature__(self) -> inspect.Signature:
         """That of the model, by which Trainer chooses columns."""
-        return inspect.signature(self.own or type(self.model).forward.__get__(self.model))
+        return inspect.signature(self._forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, with the loss where there are labels."""
         model: Any = self.model
-        forward = self.own or type(model).forward.__get__(model)
+        forward = self._forward
         if not isinstance(output_layer(model), KeepsHiddenStates):
             # The model is plain again, but accelerate has put this into a wrapper of its own.
             return forward(*args, **kwargs)
@@ -104,8 +89,9 @@ class ModelForward:
         kwargs = {**bound.arguments, **bound.arguments.get("kwargs", {})}
         kwargs.pop("kwargs", None)
         labels = kwargs.pop("labels", None)
+        lacks_inputs = _lacks_decoder_inputs(model, kwargs)
         if labels is None:
-            if _reads_targets(model) and not _has_decoder_inputs(kwargs):
+            if lacks_inputs:
                 raise ConfigurationError(
                     "`decoder_input_ids` or `labels` for an encoder-decoder model",
                     "neither, as where Trainer takes the labels out for compute_loss_func",
@@ -113,7 +99,7 @@ class ModelForward:
                     "use DataCollatorForSeq2Seq(tokenizer, model=model).",
                 )
             return forward(**kwargs)
-        if _reads_targets(model) and not _has_decoder_inputs(kwargs):
+        if lacks_inputs:
             shifted = _shifted_right(model, labels)
             kwargs["decoder_input_ids"] = shifted
             masks = model.config.model_type == "encoder-decoder"  # EncoderDecoderModel alone
@@ -127,13 +113,10 @@ class ModelForward:
         return type(outputs)(**{**outputs, "loss": loss})
 
 
-def _reads_targets(model: Any) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def _has_decoder_inputs(inputs: Dict[str, Any]) -> bool:
+def _lacks_decoder_inputs(model: Any, inputs: Dict[str, Any]) -> bool:
+    reads_targets = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     names = ("decoder_input_ids", "decoder_inputs_embeds")
-    return any(inputs.get(name) is not None for name in names)
+    return bool(reads_targets) and all(inputs.get(name) is None for name in names)
 
 
 def _shifted_right(model: Any, labels: Tensor) -> Tensor:

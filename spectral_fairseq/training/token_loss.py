@@ -229,10 +229,6 @@ class TokenLoss:
             num_items_in_batch: as for :meth:`__call__`.
             weights: of each position, shape (B, T).
         """
-        if labels.is_floating_point():
-            wanted = "`labels` that are indices of words, whole numbers"
-            remedy = "Pass the index of each word; probabilities of words are no labels here."
-            raise ConfigurationError(wanted, f"numbers of type {labels.dtype}", remedy)
         targets = targets_at(labels, logits)
         counted = targets.ne(self.ignore_index).sum()
         if weights is not None:

@@ -318,6 +318,8 @@ def test_labels_that_the_loss_cannot_take(transformers):
         loss(model(input_ids=IDS), None)
     with pytest.raises(ConfigurationError, match="indices of words.*float32"):
         TokenLoss(model, shift=True)(model.eval()(input_ids=IDS), IDS.float())
+    with pytest.raises(ConfigurationError, match="indices of words.*float32"):
+        loss.log_probs(model(input_ids=IDS), IDS.float())  # which cut them off
 
 
 @pytest.mark.parametrize("training", [True, False])
