@@ -16,7 +16,6 @@ from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.settings import new_tensors_on
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
-from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.adapters import is_of_peft, with_adapters
 from spectral_fairseq.training.factored_layers import FactoredLayer, take_tables_off
@@ -34,11 +33,7 @@ from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.replaced_methods import keep_layers, let_replace
 from spectral_fairseq.training.table_checks import check_not_sharded
-from spectral_fairseq.training.token_loss import (
-    TokenLoss,
-    of_plain_layers,
-    operands,
-)
+from spectral_fairseq.training.token_loss import TokenLoss, operands
 
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
 
@@ -92,12 +87,10 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
     """
     loss = TokenLoss(model, **options)
     layer: Any = _linear(model, "fused_loss_")
-    if isinstance(layer, MixtureLayer):
-        _check_of_mixture(loss, type(layer.mixture))
     if softcap is not None:
         _check_cap(model, layer, softcap)
-    if softcap is not None and _own_cap(model) is None:
-        layer.softcap = float(softcap)
+        if _own_cap(model) is None:
+            layer.softcap = float(softcap)
     return _handing_on(model, layer, loss)
 
 
@@ -161,7 +154,7 @@ def mixture_(
     """
     check_choice("`kind`", kind, MIXTURES)
     loss = TokenLoss(model, **options)
-    _check_of_mixture(loss, MIXTURES[kind])
+    loss.check_mixture(MIXTURES[kind])
     layer: Any = _linear(model, "mixture_")
     if isinstance(layer, MixtureLayer):
         raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
@@ -179,23 +172,11 @@ def mixture_(
     return _handing_on(model, layer, loss)
 
 
-def _check_of_mixture(loss: TokenLoss, kind: Type[MixtureHead]) -> None:
-    """Refuse terms and measures of a loss that a mixture does not give."""
-    if loss.z_loss:
-        check_normalised(kind, "z_loss")
-    if loss.measures or loss.by_probability:
-        raise of_plain_layers("weights or measures of tokens")
-
-
 def _linear(model: nn.Module, use: str) -> nn.Module:
     layer: Any = output_layer(model)
     adapted = use == "fused_loss_" and is_of_peft(layer) and hasattr(layer, "lora_A")
-    if adapted and isinstance(getattr(layer, "base_layer", None), nn.Linear):
-        _check_forward(layer.base_layer, use)
-        with_adapters(layer, layer.weight)  # which may refuse
-        check_not_sharded(layer.weight)
-        return layer  # type: ignore[no-any-return]
-    if not isinstance(layer, nn.Linear):
+    linear = getattr(layer, "base_layer", layer) if adapted else layer
+    if not isinstance(linear, nn.Linear):
         kind = type(layer)
         remedy = "Use the model's own loss."
         if is_of_peft(layer):
@@ -208,10 +189,12 @@ def _linear(model: nn.Module, use: str) -> nn.Module:
             f"a {kind.__module__}.{kind.__qualname__}",
             remedy,
         )
-    _check_forward(layer, use)
-    if not isinstance(layer, FactoredLayer):
-        check_not_sharded(layer.weight)
-    return layer
+    _check_forward(linear, use)
+    if not isinstance(linear, FactoredLayer):
+        check_not_sharded(linear.weight)
+    if adapted:
+        with_adapters(layer, linear.weight)  # which may refuse
+    return layer  # type: ignore[no-any-return]
 
 
 def _check_forward(layer: nn.Module, use: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import torch
 from torch import Tensor, nn

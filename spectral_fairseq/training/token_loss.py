@@ -14,7 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Optional, Tuple, Type, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ from spectral_fairseq.functional.softmax_loss import (
     measured_cross_entropy,
 )
 from spectral_fairseq.functional.token_measures import TokenMeasures
+from spectral_fairseq.heads.head import check_normalised
+from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.expert_losses import ExpertLosses
 from spectral_fairseq.training.factored_layers import entries_of, operands
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
@@ -119,6 +121,19 @@ class TokenLoss:
             self._layer: Optional[nn.Module] = output_layer(model)
         except ConfigurationError:  # a model whose logits are the loss's only concern
             self._layer = None
+        if isinstance(self._layer, MixtureLayer):
+            self.check_mixture(type(self._layer.mixture))
+
+    def check_mixture(self, kind: Type[MixtureHead]) -> None:
+        """Refuse terms and measures of this loss that a mixture does not give.
+
+        Raises:
+            UnsupportedError: it has such.
+        """
+        if self.z_loss:
+            check_normalised(kind, "z_loss")
+        if self.measures or self.by_probability:
+            raise _of_plain_layers("weights or measures of tokens")
 
     def check_of(self, model: nn.Module) -> None:
         """Refuse another model than that of this loss.
@@ -188,10 +203,11 @@ class TokenLoss:
             log_p = torch.log_softmax(widened(logits.flatten(0, -2)), -1)
             return _shaped(self._measured(log_p, targets), labels)
         if isinstance(logits.layer, MixtureLayer):
-            raise of_plain_layers("log-probabilities of tokens")
+            raise _of_plain_layers("log-probabilities of tokens")
         self._check_words(targets, logits.shape[-1])
 
-        def compute(rows: Tensor, matrix: Tensor, bias: Any, cap: Any) -> TokenMeasures:
+        def compute(features: Tensor, bias: Any, cap: Any) -> TokenMeasures:
+            rows, matrix = operands(logits.layer, features)
             options: Any = {"softcap": cap, "ignore_index": self.ignore_index}
             return blockwise_log_probs(rows, targets, matrix, bias, **options)
 
@@ -234,7 +250,11 @@ class TokenLoss:
         if weights is not None:
             weights = weights.reshape(-1).to(logits.device)
         if isinstance(logits, HiddenStates):
-            loss, tokens = self._of_hidden_states(logits, targets, weights)
+            losses, tokens = self._of_hidden_states(logits, targets, weights)
+            loss = losses.loss
+            if self.z_loss:
+                self.mean_square = losses.squares / counted.clamp(min=1)
+                self._sums["z_loss"] = losses.squares, counted
         else:
             self._check_used()
             loss, tokens = self._of_logits(logits, targets, weights)
@@ -288,11 +308,11 @@ class TokenLoss:
             raise of_another("the outputs")
 
     def _of_operands(self, handed: HiddenStates, compute: Callable[..., Result]) -> Result:
-        """What is computed of h, W, b and the cap of an output layer, with its own precision.
+        """What is computed of h, b and the cap of an output layer, with its own precision.
 
         Args:
             handed: of the layer.
-            compute: takes h, shape (T, d), W, b or ``None``, and c or ``None``.
+            compute: takes h, shape (T, d), b or ``None``, and c or ``None``.
         """
         layer = handed.layer
         self._check_made_by(layer)
@@ -321,13 +341,11 @@ class TokenLoss:
         autocast = dtype in HALVES and any(one.dtype != dtype for one in (features, *entries))
         half = {"dtype": dtype} if autocast else {"enabled": False}
         with torch.autocast(features.device.type, **half):
-            if isinstance(layer, MixtureLayer):
-                return compute(features, None, bias, handed.cap)
-            return compute(*operands(layer, features), bias, handed.cap)
+            return compute(features, bias, handed.cap)
 
     def _of_hidden_states(
         self, handed: HiddenStates, targets: Tensor, weights: Optional[Tensor]
-    ) -> Tuple[Tensor, Optional[TokenMeasures]]:
+    ) -> Tuple[Losses, Optional[TokenMeasures]]:
         layer = handed.layer
         self._check_words(targets, layer.out_features)
         chosen: Any = {
@@ -338,28 +356,25 @@ class TokenLoss:
         by_token: Any = {"weights": weights, "by_probability": self.by_probability}
 
         def compute(
-            rows: Tensor, matrix: Tensor, bias: Any, cap: Any
+            features: Tensor, bias: Any, cap: Any
         ) -> Tuple[Losses, Optional[TokenMeasures]]:
+            rows, matrix = operands(layer, features)
             given, options = (rows, targets, matrix, bias), {**chosen, **by_token, "softcap": cap}
             if self.measures:
                 return measured_cross_entropy(*given, **options)
             return blockwise_cross_entropy(*given, **options), None
 
-        def of_mixture(
-            features: Tensor, _: Any, bias: Any, cap: Any
-        ) -> Tuple[Losses, Optional[TokenMeasures]]:
+        def of_mixture(features: Tensor, bias: Any, cap: Any) -> Tuple[Losses, None]:
             if handed.is_scaled or cap is not None or (bias is not None and bool(bias.any())):
                 wanted = "a model that leaves its logits as they are, for a mixture"
                 changes = "one that scales them, caps them or adds a bias to them"
                 raise UnsupportedError(wanted, changes, "Train this model without mixture_.")
-            if self.measures or self.by_probability or weights is not None:
-                raise of_plain_layers("weights or measures of tokens")
-            mixture: Any = layer.mixture
-            return mixture.loss(features, targets, **chosen), None
+            if weights is not None:
+                raise _of_plain_layers("weights of tokens")
+            return layer.mixture.loss(features, targets, **chosen), None
 
         is_mixture = isinstance(layer, MixtureLayer)
-        losses, tokens = self._of_operands(handed, of_mixture if is_mixture else compute)
-        return self._noted(losses, targets), tokens
+        return self._of_operands(handed, of_mixture if is_mixture else compute)
 
     def _check_words(self, targets: Tensor, words: int) -> None:
         """Refuse labels that are none of so many words; a GPU, which would have to wait, does."""
@@ -380,14 +395,6 @@ class TokenLoss:
         check_range("the smallest label", int(least), at_least=0, whole=True, remedy=ignored)
         what = "the largest label, an index within the width of the logits,"
         check_range(what, int(largest), below=words, whole=True, remedy=remedy)
-
-    def _noted(self, losses: Losses, targets: Tensor) -> Tensor:
-        """The loss; its (log Z)^2 are kept for logs."""
-        if self.z_loss:
-            counted = targets.ne(self.ignore_index).sum()
-            self.mean_square = losses.squares / counted.clamp(min=1)
-            self._sums["z_loss"] = losses.squares, counted
-        return losses.loss
 
     def _of_logits(
         self, logits: Tensor, targets: Tensor, weights: Optional[Tensor]
@@ -433,7 +440,7 @@ def _shaped(tokens: TokenMeasures, labels: Tensor) -> TokenMeasures:
     return TokenMeasures(*(one.reshape(labels.shape) for one in tokens))
 
 
-def of_plain_layers(what: str) -> UnsupportedError:
+def _of_plain_layers(what: str) -> UnsupportedError:
     """The error for what a mixture does not give."""
     found, remedy = "a mixture", "Leave them out, or train this model without mixture_."
     return UnsupportedError(f"one softmax in the output layer, for {what}", found, remedy)
