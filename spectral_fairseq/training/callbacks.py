@@ -30,12 +30,7 @@ from spectral_fairseq.provenance import skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.lightning_callback import InLightning, lightning_bases
 from spectral_fairseq.training.losses import plain_
-from spectral_fairseq.training.trainer_callback import (
-    InTrainer,
-    keeps_states,
-    refuse_old_transformers,
-    trainer_bases,
-)
+from spectral_fairseq.training.trainer_callback import InTrainer, keeps_states, trainer_bases
 
 skip_broken_torchaudio()
 
@@ -153,8 +148,7 @@ class SpectralTrainerCallback(SpectralCallback):
         self, trainer: Any, control: Optional[SpectrumControl] = None, **options: Any
     ) -> None:
         super().__init__(control, **options)
-        if not keeps_states():
-            refuse_old_transformers(control)
+        keeps_states(control)  # which may refuse
         self.trainer = trainer
 
 

@@ -64,11 +64,10 @@ class InLightning(CallbackBase):
 
         Several optimisers are refused, and one that lets a factored table decay three times.
         """
-        count, remedy = len(trainer.optimizers), f"{STEP_YOURSELF}, in training_step."
+        count, what = len(trainer.optimizers), "optimiser, for SpectralCallback"
         if count:
-            what = "optimiser, for SpectralCallback"
-            check_count(count, 1, what, remedy, UnsupportedError)
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+            check_count(count, 1, what, f"{STEP_YOURSELF}, in training_step.", UnsupportedError)
+        optimizer = trainer.optimizers[0] if count else None
         check_decay(optimizer)
         if self.plain_at_end:
             check_plain(pl_module)

@@ -34,11 +34,22 @@ def trainer_bases() -> Tuple[type, ...]:
     return TrainerCallback, ExportableState
 
 
-def keeps_states() -> bool:
-    """Whether checkpoints of Trainer hold the states of callbacks."""
+def keeps_states(control: Optional[SpectrumControl]) -> bool:
+    """Whether checkpoints of Trainer hold the states of callbacks, as those with a control need.
+
+    Raises:
+        ConfigurationError: they do not, and there is a control.
+    """
     bases = trainer_bases()
     # transformers 4.41 keeps them, and does not call on_optimizer_step.
-    return len(bases) > 1 and hasattr(bases[0], "on_optimizer_step")
+    keeps = len(bases) > 1 and hasattr(bases[0], "on_optimizer_step")
+    if control is not None and not keeps:
+        raise ConfigurationError(
+            "a transformers that calls a control and saves its state: 4.42 or newer",
+            f"transformers {distribution_version('transformers')}",
+            "Install a newer one, or measure without a control.",
+        )
+    return keeps
 
 
 def _hands_on(model: Any) -> bool:
@@ -100,8 +111,7 @@ class InTrainer(CallbackBase):
                 "Leave control.follow(optimizer) out, or the control in SpectralCallback.",
             )
         self._stand_before_reports()
-        if not keeps_states():
-            refuse_old_transformers(self.control)
+        if not keeps_states(self.control):
             return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if self.control is not None and state.global_step:
@@ -184,8 +194,6 @@ class InTrainer(CallbackBase):
         if not self.is_measured(state.global_step):
             return
         measures = measures_of(model, self._loss(model), state.is_world_process_zero)
-        if not state.is_world_process_zero:
-            return
         if control.should_log:  # Trainer logs the loss of this step next
             self._beside_loss = measures
         elif measures:
@@ -211,17 +219,3 @@ class InTrainer(CallbackBase):
         """The loss of this package with which the model is trained, if it is one."""
         loss = getattr(self.trainer, "compute_loss_func", None)
         return loss if isinstance(loss, TokenLoss) else loss_of(model)
-
-
-def refuse_old_transformers(control: Optional[SpectrumControl]) -> None:
-    """Refuse a control under a transformers that does not keep its state.
-
-    Raises:
-        ConfigurationError: there is one.
-    """
-    if control is not None:
-        raise ConfigurationError(
-            "a transformers that calls a control and saves its state: 4.42 or newer",
-            f"transformers {distribution_version('transformers')}",
-            "Install a newer one, or measure without a control.",
-        )
