@@ -114,7 +114,7 @@ class HiddenStates:
     Attributes:
         features: h, shape (*, d).
         layer: with W, shape (N, d), and its own bias.
-        product_dtype: of the logits; autocast ends before the loss.
+        dtype: that the logits would have; autocast ends before the loss.
         scale: s, which multiplies the layer's own bias too; a tensor, shape (), if it is learned.
         bias: b that the model adds, shape (N,), if any.
         cap: c where the model multiplies the tanh of all that by it, a soft cap.
@@ -123,7 +123,7 @@ class HiddenStates:
 
     features: Tensor
     layer: Any
-    product_dtype: torch.dtype
+    dtype: torch.dtype
     scale: Union[float, Tensor] = 1.0
     bias: Optional[Tensor] = None
     cap: Optional[float] = None
@@ -143,11 +143,6 @@ class HiddenStates:
     def device(self) -> torch.device:
         """Device of the hidden states."""
         return self.features.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype that the logits would have."""
-        return self.product_dtype
 
     def float(self) -> HiddenStates:
         """Return self: the loss has a precision of its own."""
@@ -225,14 +220,14 @@ class HiddenStates:
 
 
 def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
-    others = (handed.layer, handed.product_dtype, handed.cap, handed.used)
+    others = (handed.layer, handed.dtype, handed.cap, handed.used)
     return [handed.features, handed.bias, handed.scale], others
 
 
 def _made(tensors: Any, others: Any) -> HiddenStates:
     features, bias, scale = tensors
-    layer, product_dtype, cap, used = others
-    return HiddenStates(features, layer, product_dtype, scale, bias, cap, used)
+    layer, dtype, cap, used = others
+    return HiddenStates(features, layer, dtype, scale, bias, cap, used)
 
 
 # The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions

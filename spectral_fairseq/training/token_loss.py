@@ -336,7 +336,7 @@ class TokenLoss:
         if handed.bias is not None:
             added = handed.bias * outer
             bias = added if bias is None else bias + added
-        dtype = handed.product_dtype
+        dtype = handed.dtype
         # A 16-bit product of operands that are not all so is autocast's, which has ended.
         autocast = dtype in HALVES and any(one.dtype != dtype for one in (features, *entries))
         half = {"dtype": dtype} if autocast else {"enabled": False}
