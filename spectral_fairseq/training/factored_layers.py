@@ -8,7 +8,7 @@ the table, such as ``transformer.wte.table.g``, from which training goes on exac
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -181,18 +181,19 @@ def take_tables_off(model: nn.Module) -> None:
     Raises:
         ConfigurationError: a layer outside ``model`` uses the same table.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, FactoredLayer)]
-    tables = {id(layer.used_table): layer.used_table for layer in layers}
-    for key, table in tables.items():
-        users = [layer for layer in layers if id(layer.used_table) == key]
-        if len(users) != table.__dict__["uses"]:
+    users: Dict[FactoredEmbedding, List[FactoredLayer]] = {}
+    for layer in model.modules():
+        if isinstance(layer, FactoredLayer):
+            users.setdefault(layer.used_table, []).append(layer)
+    for table, layers in users.items():
+        if len(layers) != table.__dict__["uses"]:
             wanted = f"the {table.__dict__['uses']} layers that share a table"
-            found = f"{len(users)} of them in {type(model).__name__}"
+            found = f"{len(layers)} of them in {type(model).__name__}"
             raise ConfigurationError(wanted, found, PASS_WHOLE)
-        first = next(iter(table.parameters()))
+        first = next(table.parameters())
         dense = table.dense().detach().clone()
         plain = nn.Parameter(dense, requires_grad=first.requires_grad)
-        for layer in users:
+        for layer in layers:
             take_off(layer, FactoredLayer)
             del layer.__dict__["_used_table"]
             layer._parameters["weight"] = plain

@@ -11,12 +11,7 @@ orthonormality. So sigma decays alone.
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Dict,
-    List,
-    Optional,
-)
+from typing import Any, Dict, List, Optional
 
 from torch import nn
 
@@ -66,9 +61,8 @@ def parameter_groups(
     groups = []
     for (is_table, decays), parameters in sorted(parts.items(), key=lambda item: item[0]):
         rate = table_lr if is_table and table_lr is not None else lr
-        decay = weight_decay
-        if is_table and table_weight_decay is not None:
-            decay = table_weight_decay
+        own_decay = is_table and table_weight_decay is not None
+        decay = table_weight_decay if own_decay else weight_decay
         group: Dict[str, Any] = {"params": parameters, "weight_decay": decay if decays else 0.0}
         groups.append(group if rate is None else {**group, "lr": rate})
     return groups

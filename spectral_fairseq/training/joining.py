@@ -19,11 +19,6 @@ def is_split(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
-def is_first_worker() -> bool:
-    """Whether this worker gets what is put together."""
-    return not has_workers() or torch.distributed.get_rank() == 0
-
-
 def added_over_workers(sums: Tensor) -> Tensor:
     """The sum of a tensor over all workers, on each of them."""
     if has_workers():
@@ -45,14 +40,15 @@ def joined_state(model: nn.Module) -> Dict[str, Tensor]:
     Returns:
         On the first worker all entries, on the others none.
     """
+    is_first = not has_workers() or torch.distributed.get_rank() == 0
     state: Dict[str, Any] = {}
     kept: Dict[int, Any] = {}  # tied layers have one entry
     for name, entry in model.state_dict(keep_vars=True).items():
         if isinstance(entry, Tensor) and id(entry) not in kept:
             whole = joined(entry)
-            kept[id(entry)] = whole.cpu() if is_first_worker() else None
+            kept[id(entry)] = whole.cpu() if is_first else None
         state[name] = kept.get(id(entry), entry)
-    return state if is_first_worker() else {}
+    return state if is_first else {}
 
 
 @torch.no_grad()

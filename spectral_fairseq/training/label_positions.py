@@ -43,7 +43,12 @@ class LabelPositions:
         Raises:
             ConfigurationError: the outputs are of other positions.
         """
-        return self.predicted(self._behind_virtual_tokens(labels, logits, nothing), nothing)
+        missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
+        if missing and missing != self._virtual_tokens:
+            raise _of_another_batch(labels, logits)
+        if missing:  # the positions of prompt tuning come first, and have no labels
+            labels = _padded(labels, (missing, 0), nothing)
+        return self.predicted(labels, nothing)
 
     def predicted(self, labels: Tensor, nothing: float) -> Tensor:
         """What each position predicts: its own label, or that of the next one.
@@ -55,15 +60,6 @@ class LabelPositions:
             nothing: what the last position predicts then.
         """
         return _padded(labels, (0, 1), nothing)[..., 1:] if self.shift else labels
-
-    def _behind_virtual_tokens(self, labels: Tensor, logits: Any, nothing: float) -> Tensor:
-        """The labels of all positions: those of prompt tuning, which come first, have none."""
-        missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
-        if missing and missing == self._virtual_tokens:
-            return _padded(labels, (missing, 0), nothing)
-        if missing:
-            raise _of_another_batch(labels, logits)
-        return labels
 
 
 def targets_at(labels: Tensor, logits: Any) -> Tensor:

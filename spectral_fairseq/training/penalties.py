@@ -48,15 +48,14 @@ class _TableOf(OutputTable):
         super().__init__()
         self._excluded, self._prior = excluded, prior
         layer = output_layer(model) if isinstance(model, nn.Module) else None
-        self.module = layer.used_table if isinstance(layer, FactoredLayer) else None
+        self.module = None
+        if isinstance(layer, FactoredLayer):  # whose matrix is computed where it is needed alone
+            self.module = layer.used_table
+            self._stored: Tensor = next(self.module.parameters())
+        else:
+            self._stored = weight_of(model, "TablePenalty")
+            check_not_sharded(self._stored)
         self.svd_tables = (self.module,) if isinstance(self.module, SVDEmbedding) else ()
-        # The matrix of a table is computed where it is needed alone.
-        self._stored = (
-            weight_of(model, "TablePenalty")
-            if self.module is None
-            else next(self.module.parameters())
-        )
-        check_not_sharded(self._stored)
 
     @property
     def rows(self) -> int:

@@ -24,12 +24,7 @@ from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.joining import joined_state
 from spectral_fairseq.training.layer_mixins import take_off
-from spectral_fairseq.training.losses import (
-    check_has_plain_form,
-    fused_loss_,
-    mixture_,
-    plain_,
-)
+from spectral_fairseq.training.losses import check_has_plain_form, fused_loss_, mixture_, plain_
 from spectral_fairseq.training.mixture_layer import MixtureLayer
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers, wrapped
 from spectral_fairseq.training.replaced_methods import RECORD, plain_entries, record_of
@@ -38,6 +33,8 @@ from spectral_fairseq.training.token_loss import TokenLoss
 
 _TABLES: Dict[str, Any] = {WeightNormEmbedding.kind: weight_norm_, SVDEmbedding.kind: factor_}
 _OF_METHOD = re.compile(r"\.((?:table|mixture)\..*)")
+_ENTRIES = "the entries of the methods that the model's settings name"
+_AS_SAVED = "Give the folder that save_pretrained wrote."
 
 
 def restore_(
@@ -62,8 +59,9 @@ def restore_(
     """
     config: Any = getattr(without_wrappers(model), "config", None)
     record = dict(getattr(config, RECORD, None) or {})
-    if record_of(model):
-        found = f"one that has {', '.join(record_of(model))}"
+    there = record_of(model)
+    if there:
+        found = f"one that has {', '.join(there)}"
         remedy = "Load it again, or go on with it as it is."
         raise ConfigurationError("a model as from_pretrained loads it", found, remedy)
     makes_loss = "mixture" in record or "softcap" in record
@@ -74,14 +72,13 @@ def restore_(
     if not record:
         return None
     entries = _entries(_folder(config, folder))
-    if not any(map(_entry_of, entries)):
-        if "table" in record or "mixture" in record:
-            raise CheckpointError(
-                "the entries of the methods that the model's settings name",
-                f"none for {listed([*record])}, so it was saved again as a plain model",
-                "Go on with it as it is, or put a method on it anew, such as with weight_norm_; "
-                f"delete `{RECORD}` from its config.json.",
-            )
+    if {"table", "mixture"} & {*record} and not any(map(_entry_of, entries)):
+        raise CheckpointError(
+            _ENTRIES,
+            f"none for {listed([*record])}, so it was saved again as a plain model",
+            "Go on with it as it is, or put a method on it anew, such as with weight_norm_; "
+            f"delete `{RECORD}` from its config.json.",
+        )
     _check_unchanged(model, entries)
     weight: Any = output_layer(model).weight
     try:
@@ -103,7 +100,6 @@ def _load_entries(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: an entry is missing, or has another shape.
     """
-    wanted = "the entries of the methods that the model's settings name"
     state = model.state_dict()
     needed = [name for name in state if _entry_of(name)]
     # Some parts of a model, such as those of LLaVA, have other names in its file.
@@ -113,11 +109,11 @@ def _load_entries(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
     }
     missing = [name for name, entry in found.items() if entry is None]
     if missing:
-        raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
+        raise CheckpointError(_ENTRIES, f"none for {listed(missing)}", _AS_SAVED)
     for name, entry in found.items():
         shape, there = tuple(state[name].shape), tuple(entry.shape)
         if shape != there:
-            raise CheckpointError(f"{wanted}; {name} of shape {shape}", f"{there}", _AS_SAVED)
+            raise CheckpointError(f"{_ENTRIES}; {name} of shape {shape}", f"{there}", _AS_SAVED)
     model.load_state_dict(found, strict=False)
 
 
@@ -216,9 +212,6 @@ def _check_unchanged(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
         "Call restore_ right after from_pretrained; or go on from the table as it is now with "
         "weight_norm_(model) or factor_(model).",
     )
-
-
-_AS_SAVED = "Give the folder that save_pretrained wrote."
 
 
 def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
