@@ -22,7 +22,7 @@ from spectral_fairseq.functional.table_control import apply_change_, counted_nor
 from spectral_fairseq.functional.workers import Workers, has_workers
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.methods.prior import TablePrior
-from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
+from spectral_fairseq.training.output_layer import output_layer, weight_of
 from spectral_fairseq.training.row_shard import part_of, row_shard
 from spectral_fairseq.training.table_checks import (
     check_has_owner,
@@ -30,7 +30,6 @@ from spectral_fairseq.training.table_checks import (
     check_table,
     check_trained,
     excluded_rows,
-    rows_of_padding,
 )
 
 # The controls that follow each optimiser.
@@ -126,10 +125,8 @@ class SpectrumControl:
             ConfigurationError: as the constructor.
             UnsupportedError: likewise.
         """
-        weight, given = _controlled(model), self._given_excluded
-        if given is None and isinstance(model, nn.Module):
-            given = rows_of_padding(without_wrappers(model), weight)
-        excluded = excluded_rows(given or (), weight.size(0))
+        weight = _controlled(model)
+        excluded = excluded_rows(self._given_excluded, model, weight)
         count, dim = weight.size(0) - len(excluded), weight.size(1)
         check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.prior.spectrum(dim, 1.0)  # which refuses one that is too steep

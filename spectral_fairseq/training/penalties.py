@@ -31,16 +31,16 @@ from spectral_fairseq.methods.penalties import (
 )
 from spectral_fairseq.methods.prior import TablePrior, prior_of
 from spectral_fairseq.training.factored_layers import FactoredLayer
-from spectral_fairseq.training.output_layer import output_layer, weight_of, without_wrappers
-from spectral_fairseq.training.table_checks import (
-    check_not_sharded,
-    excluded_rows,
-    rows_of_padding,
-)
+from spectral_fairseq.training.output_layer import output_layer, weight_of
+from spectral_fairseq.training.table_checks import check_not_sharded, excluded_rows
 
 
 class _TableOf(OutputTable):
-    """The output table of a model of torch, with the rows of it that are left out."""
+    """The output table of a model of torch, with the rows of it that are left out.
+
+    Attributes:
+        stored: W, or the first entry of a table of factors, which has N rows as well.
+    """
 
     def __init__(
         self, model: Union[nn.Module, Tensor], excluded: PerDevice, prior: TablePrior
@@ -51,21 +51,16 @@ class _TableOf(OutputTable):
         self.module = None
         if isinstance(layer, FactoredLayer):  # whose matrix is computed where it is needed alone
             self.module = layer.used_table
-            self._stored: Tensor = next(self.module.parameters())
+            self.stored: Tensor = next(self.module.parameters())
         else:
-            self._stored = weight_of(model, "TablePenalty")
-            check_not_sharded(self._stored)
+            self.stored = weight_of(model, "TablePenalty")
+            check_not_sharded(self.stored)
         self.svd_tables = (self.module,) if isinstance(self.module, SVDEmbedding) else ()
-
-    @property
-    def rows(self) -> int:
-        """N."""
-        return self._stored.size(0) if self.module is None else self.module.num_embeddings
 
     @property
     def device(self) -> torch.device:
         """See the base class."""
-        return self._stored.device
+        return self.stored.device
 
     @property
     def excluded(self) -> Tensor:
@@ -74,7 +69,7 @@ class _TableOf(OutputTable):
 
     def weight(self) -> Tensor:
         """See the base class."""
-        return widened(self._stored if self.module is None else self.module.weight)
+        return widened(self.stored if self.module is None else self.module.weight)
 
     def prior(self) -> Tensor:
         """See the base class."""
@@ -154,10 +149,11 @@ class TablePenalty:
             ConfigurationError: as the constructor.
             UnsupportedError: a table that is split over devices; bind it before ``fully_shard``.
         """
-        prior = TablePrior(self._given_prior)
-        given = _padding(model) if self._given_excluded is None else self._given_excluded
-        rows = _TableOf(model, _rows(()), prior).rows
-        excluded = excluded_rows(given, rows)
+        prior, given = TablePrior(self._given_prior), self._given_excluded
+        table = _TableOf(model, _rows(()), prior)
+        if given is None and table.module is not None:
+            given = table.module.excluded
+        excluded = excluded_rows(given, model, table.stored)
         left_out = _rows(excluded)
         table = _TableOf(model, left_out, prior)
         if table.device.type != "meta":
@@ -227,16 +223,6 @@ class TablePenalty:
         """The weighted sum, a scalar."""
         terms = [self.weights[name] * term for name, term in self.terms().items()]
         return functools.reduce(torch.add, terms) if terms else torch.zeros((), device="cpu")
-
-
-def _padding(model: Union[nn.Module, Tensor]) -> Sequence[int]:
-    """The rows of padding of the look-ups that share the output table of a model."""
-    if not isinstance(model, nn.Module):
-        return ()
-    layer: Any = output_layer(model)
-    if isinstance(layer, FactoredLayer):
-        return layer.stored_table.excluded
-    return rows_of_padding(without_wrappers(model), layer.weight)
 
 
 def _rows(indices: Sequence[int]) -> PerDevice:

@@ -15,7 +15,6 @@ from spectral_fairseq.training.table_checks import (
     check_not_sharded,
     check_table,
     excluded_rows,
-    rows_of_padding,
 )
 
 
@@ -61,10 +60,8 @@ def repair_(
         check_not_sharded(weight)
         check_table(weight, "repair_", inner)
         check_has_values(weight, "repair_")
-        left_out = rows_of_padding(inner, weight) if excluded is None else excluded
-        chosen = torch.tensor(
-            excluded_rows(left_out, len(weight)), dtype=torch.long, device=weight.device
-        )
+        left_out = excluded_rows(excluded, inner, weight)
+        chosen = torch.tensor(left_out, dtype=torch.long, device=weight.device)
         named = _named_rows(rows, len(weight))
         if named is None:
             places = rows_to_repair(weight.detach(), rows, chosen, initial_length)  # type: ignore

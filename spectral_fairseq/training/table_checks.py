@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from torch import Tensor, nn
 
@@ -95,12 +95,23 @@ def _computed(use: str) -> ConfigurationError:
     )
 
 
-def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
-    """Indices of rows that do not count, each once, from 0; negative ones count from the end.
+def excluded_rows(
+    excluded: Optional[Sequence[int]], model: Union[nn.Module, Tensor], weight: Tensor
+) -> List[int]:
+    """Indices of rows that do not count, each once, from 0.
+
+    Args:
+        excluded: as the user gave them, negative ones counted from the end; ``None`` takes those of
+            padding.
+        model: whose look-ups may have padding, wrapped or not; or its table alone.
+        weight: the table, shape (N, d), or another tensor of N rows.
 
     Raises:
-        ConfigurationError: a table of so many ``rows`` does not have them.
+        ConfigurationError: the table does not have them.
     """
+    rows = weight.size(0)
+    if excluded is None:
+        excluded = rows_of_padding(model, weight) if isinstance(model, nn.Module) else ()
     for row in excluded:
         check_range("`excluded`", row, at_least=-rows, at_most=rows - 1, whole=True)
     return sorted({row % rows for row in excluded})

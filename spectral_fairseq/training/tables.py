@@ -75,10 +75,10 @@ def weight_norm_(
             lengths = table.g.detach().clone()
             directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
             table.reset_parameters(counts_)
-            padding = list(uses.padding)  # which keep their vectors, of no length usually
             with torch.no_grad():
                 table.v.copy_(init_range * (dim / 3) ** 0.5 * directions)
-                table.g[padding] = lengths[padding]
+                # Those of padding keep their vectors, of no length usually.
+                table.g[uses.padding] = lengths[uses.padding]
         return table
 
     return put_table_on(model, make, "weight_norm_")
