@@ -103,22 +103,20 @@ def _apply(patch: Patch, obstacle: Optional[str]) -> Applied:
         return Applied(patch, Status.CANNOT, why)
 
 
-def wrapping(function: Any) -> Wrap:
+def wrapping(function: Callable[..., Any]) -> Wrap:
     """Make what :func:`replaces` takes of a function that stands for one of fairseq.
 
     Args:
-        function: has the keyword-only argument ``original``, for what it replaces.
+        function: has the keyword argument ``original``, which is bound to what it replaces.
     """
 
     @functools.wraps(function)
     def wrap(original: Any) -> Any:
-        # A copy that has it as a default: fairseq's callers reach it without a call in between.
-        code, module = function.__code__, function.__globals__
-        replacement = types.FunctionType(
-            code, module, argdefs=function.__defaults__, closure=function.__closure__
-        )
-        replacement.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "original": original}
-        return functools.wraps(original)(replacement)
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, original=original, **kwargs)
+
+        return replacement
 
     return wrap
 
