@@ -98,12 +98,17 @@ def _loading(load_state_dict: Callable[..., None], inner: Any) -> Callable[..., 
         saved = saved_groups(state_dict)
         groups = _regrouped(saved, places)
         if groups is not None:
-            state_dict = {**state_dict, "param_groups": groups}
+            load_state_dict({**state_dict, "param_groups": groups}, optimizer_overrides)
+            for group, own_places in zip(inner.param_groups, places):
+                group[_PLACES] = list(own_places)
+            for group in inner.param_groups[1:]:
+                group["weight_decay"] = 0.0
+            return
         try:
             load_state_dict(state_dict, optimizer_overrides)
+        except CheckpointError:
+            raise
         except ValueError as error:
-            if groups is not None or isinstance(error, CheckpointError):
-                raise
             # torch refuses groups of other sizes, as where a table has become one of another kind.
             own, others = sum(map(len, places)), sum(len(group["params"]) for group in saved)
             raise CheckpointError(
@@ -111,11 +116,6 @@ def _loading(load_state_dict: Callable[..., None], inner: Any) -> Callable[..., 
                 f"one of {others}, of a model with other tables or layers",
                 f"{NEW_STATE} {OTHER_FOLDER}",
             ) from error
-        if groups is not None:
-            for group, own_places in zip(inner.param_groups, places):
-                group[_PLACES] = list(own_places)
-            for group in inner.param_groups[1:]:
-                group["weight_decay"] = 0.0
 
     return load_any
 
