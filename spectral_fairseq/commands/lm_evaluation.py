@@ -10,15 +10,16 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
-from spectral_fairseq.commands.lm_grids import Axes, cache_axes, dynamic_axes
+from spectral_fairseq.commands.lm_grids import cache_axes, dynamic_axes
 from spectral_fairseq.commands.lm_options import (
     VALIDATION,
     DynamicOptions,
     EvaluationOptions,
+    TuneOptions,
 )
 from spectral_fairseq.commands.models import (
     LanguageModel,
@@ -27,10 +28,7 @@ from spectral_fairseq.commands.models import (
     open_corpus,
 )
 from spectral_fairseq.commands.overrides import parse_overrides
-from spectral_fairseq.errors import (
-    UnsupportedError,
-    check_enough,
-)
+from spectral_fairseq.errors import UnsupportedError, check_enough
 from spectral_fairseq.functional.progress import ProgressCallback
 from spectral_fairseq.lm.continuous_cache import CacheGrid
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -53,32 +51,6 @@ from spectral_fairseq.lm.streams import Corpus
 from spectral_fairseq.provenance import finite, signature, versions
 
 DEFAULT_SEGMENT = 70
-
-
-class StreamLayout(NamedTuple):
-    """Sizes of what is read at a time.
-
-    Attributes:
-        streams: B, read side by side.
-        segment: T, tokens of each stream.
-    """
-
-    streams: int
-    segment: int
-
-
-def choose_layout(loaded: LanguageModel, options: EvaluationOptions) -> StreamLayout:
-    """The sizes asked for, or else those of the training."""
-    trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
-    usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
-    return StreamLayout(options.streams, options.segment or usual)
-
-
-def reader_for(loaded: LanguageModel, layout: StreamLayout) -> StreamReader:
-    """What cuts a corpus for this model."""
-    return StreamReader(loaded.model, loaded.padding, loaded.start, layout.streams, layout.segment)
-
-
 SCHEMA = "spectral-fairseq/evaluate-lm/1"
 TRAINING = "train"
 
@@ -175,20 +147,27 @@ class _Run:
         self.loaded = loaded
         self.corpora = corpora
         self.begin = begin
-        self.layout = choose_layout(loaded, options)
-        self.reader = reader_for(loaded, self.layout)
+        trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
+        usual = trained if options.dynamic is None else DYNAMIC_SEGMENT
+        self.segment = options.segment or usual
+        self.reader = self._reader(options.streams)
         self.cache = options.cache
         self.dynamic = options.dynamic
         self.statistics: Optional[GradientStatistics] = None
         self.searches: List[GridSearch] = []
         self.seconds = 0.0
 
+    def _reader(self, streams: int) -> StreamReader:
+        """What cuts a corpus into so many streams for this model."""
+        loaded = self.loaded
+        return StreamReader(loaded.model, loaded.padding, loaded.start, streams, self.segment)
+
     def figures(self) -> List[Dict[str, Any]]:
         """All stages; the static model comes first, then each method from one common pass."""
         if self.dynamic is not None:
-            self.statistics = self._gather_statistics()
+            self.statistics = self._gather_statistics(self.dynamic)
         if self.options.tune is not None:
-            self._tune()
+            self._tune(self.options.tune)
         corpus = self.corpora[self.options.subset]
         figures = []
         if self.dynamic is not None:
@@ -203,7 +182,7 @@ class _Run:
             self.options,
             cache=None if self.cache is None else self.cache.completed(),
             dynamic=None if self.dynamic is None else self.dynamic.completed(),
-            segment=self.layout.segment,
+            segment=self.segment,
         )
         return {**dataclasses.asdict(chosen), "overrides": self.overrides}
 
@@ -248,9 +227,9 @@ class _Run:
             searches: that chose the values of the method.
             **how: the values of ``cache`` and ``dynamic``, where the method has them.
         """
-        loaded, layout, overrides = self.loaded, self.layout, self.overrides
+        loaded, overrides = self.loaded, self.overrides
         parts: Dict[str, Any] = {"subset": self.options.subset, "tokens": tokens}
-        parts.update(streams=layout.streams, segment=layout.segment, **how)
+        parts.update(streams=self.options.streams, segment=self.segment, **how)
         if searches:
             parts["tuned"] = f"{VALIDATION}[:{searches[0].tokens}]"
         if overrides:
@@ -266,31 +245,34 @@ class _Run:
             "signature": signature(parts),
         }
 
-    def _gather_statistics(self) -> GradientStatistics:
+    def _gather_statistics(self, dynamic: DynamicOptions) -> GradientStatistics:
         """Mean squared gradients over the training split."""
-        assert self.dynamic is not None
-        corpus, loaded, layout = self.corpora[TRAINING], self.loaded, self.layout
-        size = self.dynamic.statistics_streams
+        corpus, size, limit = self.corpora[TRAINING], dynamic.statistics_streams, dynamic.batches
         what = "tokens in the training split, one for each stream"
         check_enough(len(corpus), size, what, "Give a smaller --dynamic-batch-size.")
-        reader = reader_for(loaded, layout._replace(streams=size))
-        limit = self.dynamic.batches
-        batch = size * layout.segment
-        total = len(corpus) if limit is None else min(len(corpus), limit * batch)
-        progress = self.begin("gradients of the training split", total)
-        return gradient_statistics(reader, corpus, limit, progress)
+        read = len(corpus) if limit is None else min(len(corpus), limit * size * self.segment)
+        progress = self.begin("gradients of the training split", read)
+        return gradient_statistics(self._reader(size), corpus, limit, progress)
 
-    def _tune(self) -> None:
+    def _tune(self, tune: TuneOptions) -> None:
         """Search on the validation split, and keep the best values."""
-        tune = self.options.tune
-        assert tune is not None
         corpus = self.corpora[VALIDATION]
         if tune.tokens is not None:
             corpus = corpus[: tune.tokens]
-        if self.dynamic is not None:
-            axes = dynamic_axes(self.dynamic, tune, self.layout.segment)
-            self.searches.append(self._search_dynamic(corpus, axes))
-            best = self.searches[-1].best
+        if self.dynamic is not None and self.statistics is not None:
+            axes = dynamic_axes(self.dynamic, tune, self.segment)
+            labels: List[Dict[str, Any]] = [
+                {"rate": rate, "decay": decay} for rate in axes["rate"] for decay in axes["decay"]
+            ]
+            rates = [
+                self._rates(dataclasses.replace(self.dynamic, **label), self.statistics)
+                for label in labels
+            ]
+            stage = f"{len(labels)} trials of dynamic evaluation"
+            progress = self.begin(stage, len(corpus) * len(labels))
+            search = search_dynamic(self.reader, corpus, self.statistics, rates, labels, progress)
+            self.searches.append(search)
+            best = search.best
             self.dynamic = dataclasses.replace(self.dynamic, rate=best["rate"], decay=best["decay"])
         if self.cache is not None:
             axes = cache_axes(self.cache, tune)
@@ -301,34 +283,22 @@ class _Run:
             best = search.best
             self.cache = dataclasses.replace(self.cache, theta=best["theta"], weight=best["lambda"])
 
-    def _search_dynamic(self, corpus: Corpus, axes: Axes) -> GridSearch:
-        assert self.dynamic is not None and self.statistics is not None
-        labels: List[Dict[str, Any]] = [
-            {"rate": rate, "decay": decay} for rate in axes["rate"] for decay in axes["decay"]
-        ]
-        rates = [self._rates(dataclasses.replace(self.dynamic, **label)) for label in labels]
-        stage = f"{len(labels)} trials of dynamic evaluation"
-        progress = self.begin(stage, len(corpus) * len(labels))
-        return search_dynamic(self.reader, corpus, self.statistics, rates, labels, progress)
-
     def _adapting(self) -> Optional[DynamicEvaluation]:
         if self.dynamic is None or self.statistics is None:
             return None
-        return DynamicEvaluation(self.loaded.model, self.statistics, self._rates(self.dynamic))
+        rates = self._rates(self.dynamic, self.statistics)
+        return DynamicEvaluation(self.loaded.model, self.statistics, rates)
 
-    def _rates(self, options: DynamicOptions) -> DynamicRates:
+    def _rates(self, options: DynamicOptions, statistics: GradientStatistics) -> DynamicRates:
         rates = DynamicRates(*options.rates)
         if options.units == "mean":
             return rates
-        assert self.statistics is not None
-        tensors = len(adapted_parameters(self.loaded.model))
-        return rates.from_sums(self.statistics.batches, tensors)
+        return rates.from_sums(statistics.batches, len(adapted_parameters(self.loaded.model)))
 
 
 def check(options: EvaluationOptions) -> None:
     """Refuse options that no model can be evaluated with."""
     options.check()
-    parse_overrides(options.overrides)
     cache, dynamic, tune = options.cache, options.dynamic, options.tune
     if cache is not None:
         theta, weight = cache.values
