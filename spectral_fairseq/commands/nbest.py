@@ -47,10 +47,6 @@ def nbest_bleu(
     """
     with needs_extra("predictions", "for BLEU"):
         from sacrebleu.metrics import BLEU
-    if not contexts or any(not refs or not hyps for refs, hyps in contexts):
-        wanted = "at least one reference and one hypothesis for every sentence"
-        there = f"{len(contexts)} sentences, some without" if contexts else "no sentence"
-        raise DataError(wanted, there, "Give the whole output of fairseq-generate.")
     figures: Dict[str, float] = {}
     signature = ""
     for order in ORDERS:
@@ -107,8 +103,8 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
         match = re.match(r"([TH])-(\d+)\t(.*)$", line)
         if match is None:
             continue
-        kind, number, rest = match.group(1), int(match.group(2)), match.group(3)
-        if kind == "T":
+        number, rest = int(match[2]), match[3]
+        if match[1] == "T":
             references.setdefault(number, []).append(rest)
         else:
             hypotheses.setdefault(number, []).append(rest.partition("\t")[2])

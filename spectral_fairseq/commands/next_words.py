@@ -10,13 +10,8 @@ from typing import Any, Dict, Sequence
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.arguments import add_format, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
-from spectral_fairseq.commands.predicted_words import compare_next_words
 from spectral_fairseq.commands.shared import text_with_sentences
-from spectral_fairseq.errors import (
-    arguments_as_flags,
-    listed,
-    printable,
-)
+from spectral_fairseq.errors import arguments_as_flags, listed, printable
 
 DESCRIPTION = """\
 The most probable next words of one or several language models after each of your sentences, side
@@ -61,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     import_plugin()
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.models import load_language_model
+    from spectral_fairseq.commands.predicted_words import compare_next_words
 
     with arguments_as_flags(labels="--labels"):
         labels = labels_for(paths, args.labels.split(",") if args.labels else None)
@@ -88,10 +84,8 @@ def as_text(places: Sequence[Dict[str, Any]]) -> str:
         width = max(len(model["label"]) for model in place["models"])
         lines = [f"{number}  {place['context']} __?__".replace("  __", " __")]
         for model in place["models"]:
-            listed = "  ".join(
-                f"{word['word']} {word['probability']:.2f}" for word in model["next"]
-            )
-            lines.append(f"   {model['label']:<{width}}  {listed}")
+            words = "  ".join(f"{one['word']} {one['probability']:.2f}" for one in model["next"])
+            lines.append(f"   {model['label']:<{width}}  {words}")
         if place["reference"] is not None:
             true = "  ".join(
                 f"{model['label']} {model['reference']:.2g}" for model in place["models"]

@@ -6,12 +6,8 @@ import ast
 import difflib
 from typing import Any, Dict, Mapping
 
-import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.settings import each_setting
-from spectral_fairseq.errors import (
-    ConfigurationError,
-    misspelt,
-)
+from spectral_fairseq.errors import ConfigurationError, misspelt
 
 
 def parse_overrides(text: str) -> Dict[str, Any]:

@@ -6,8 +6,12 @@ at positions where one of them gives the true next word a much higher probabilit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+import torch
+from torch import Tensor
+
+from spectral_fairseq.commands.models import LanguageModel
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
@@ -15,12 +19,7 @@ from spectral_fairseq.errors import (
     check_enough,
     check_range,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from spectral_fairseq.commands.models import LanguageModel
-
+from spectral_fairseq.lm.carry import Carry
 
 Sentence = Sequence[str]
 Place = Tuple[int, int]
@@ -52,10 +51,6 @@ def predict_next(model: LanguageModel, sentence: Sentence, top: int) -> NextWord
         sentence: n words; ``</s>`` stands for the end of a sentence.
         top: k.
     """
-    import torch
-
-    from spectral_fairseq.lm.carry import Carry
-
     words = [model.dictionary.index(word) for word in sentence]
     tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]
     longest = None if model.stateful else model.model.max_positions()

@@ -16,7 +16,6 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.commands.models import load_model_and_task
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError, check_range
 from spectral_fairseq.files import check_directory
