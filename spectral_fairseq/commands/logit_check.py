@@ -52,14 +52,34 @@ class LogitCheck:
         """Whether the difference is within :data:`TOLERANCE`; never for NaN."""
         return self.max_difference <= TOLERANCE * self.max_logit
 
+    def refuse_unequal(self) -> LogitCheck:
+        """This check, of logits that are equal.
+
+        Raises:
+            CheckpointError: they are not.
+        """
+        if self.equal:
+            return self
+        raise CheckpointError(
+            f"logits equal within {TOLERANCE:g} of the largest, {self.max_logit:.3g}",
+            f"a difference of {self.max_difference:.3g}",
+            "Nothing was written. Look for NaN or infinite values in the checkpoint, or report a "
+            "bug.",
+        )
+
 
 def compare_logits(original: Mapping[str, Any], exported: Mapping[str, Any]) -> LogitCheck:
-    """Run both checkpoints in evaluation mode on one padded batch of random tokens."""
+    """Run both checkpoints in evaluation mode on one padded batch of random tokens.
+
+    Raises:
+        CheckpointError: their logits differ.
+    """
     task = task_like(exported["model"])
     factored, plain = build_model(original, task), build_model(exported, task)
     batch = random_batch(task, factored)
     with for_logits():
-        return LogitCheck.of(factored(**batch)[0].float(), plain(**batch)[0].float())
+        check = LogitCheck.of(factored(**batch)[0].float(), plain(**batch)[0].float())
+    return check.refuse_unequal()
 
 
 @contextlib.contextmanager
@@ -151,12 +171,3 @@ def random_batch(task: Any, model: Any, pad_left: bool = True) -> Dict[str, Tens
         "src_lengths": source.ne(task.source_dictionary.pad()).sum(1),
         "prev_output_tokens": target,
     }
-
-
-def different_logits(check: LogitCheck) -> CheckpointError:
-    """The error for an exported model whose logits are not the original's."""
-    return CheckpointError(
-        f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
-        f"a difference of {check.max_difference:.3g}",
-        "Nothing was written. Look for NaN or infinite values in the checkpoint, or report a bug.",
-    )
