@@ -107,12 +107,8 @@ def _refusal_as_json(refusal: Refusal) -> Dict[str, str]:
     return {name: unquoted(text) for name, text in texts.items()}
 
 
-def report(whole: bool = False) -> str:
+def as_text(findings: Dict[str, Any], whole: bool = False) -> str:
     """The findings of :func:`diagnose` as text, for reading or for a problem report."""
-    return _as_text(diagnose(), whole)
-
-
-def _as_text(findings: Dict[str, Any], whole: bool) -> str:
     lines = [_verdict(findings)]
     lines += [wrapped(f"PROBLEM {problem}") for problem in findings["problems"]]
     lines += ["", "Versions"]
@@ -194,5 +190,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit status 1 if something cannot work, else 0."""
     findings = diagnose()
-    print(json.dumps(findings, indent=2) if args.format == "json" else _as_text(findings, args.all))
+    print(json.dumps(findings, indent=2) if args.format == "json" else as_text(findings, args.all))
     return 1 if findings["problems"] else 0

@@ -27,7 +27,7 @@ def test_text(capsys, monkeypatch):
     monkeypatch.setattr(float32_products, "timed_products", lambda: (70.2, 101.9))
     assert run() == 0
     text = capsys.readouterr().out
-    assert text.rstrip() == doctor.report()
+    assert text.rstrip() == doctor.as_text(doctor.diagnose())
     lines = text.splitlines()
     assert "  a thread: MKL 70 GFLOP/s, oneDNN 102" in lines
     assert lines[0] == "No problems found." and len(lines) <= 25 and max(map(len, lines)) <= 80
@@ -96,5 +96,5 @@ def test_user_dir(tmp_path, monkeypatch):
     (tmp_path / "spectral_fairseq").mkdir()
     monkeypatch.chdir(tmp_path)
     assert not doctor.diagnose()["user_dir"]["is_this_package"]
-    assert f"give --user-dir {PACKAGE} instead" in doctor.report()
+    assert f"give --user-dir {PACKAGE} instead" in doctor.as_text(doctor.diagnose())
     assert resolve_user_dir("no_such_user_dir") is None
