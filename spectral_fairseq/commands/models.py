@@ -139,15 +139,7 @@ def load_model_and_task(path: Any, data: Any, overrides: Mapping[str, Any]) -> A
         )
     except SpectralFairseqError:
         raise  # by the models and tasks of this package; it says what to correct
-    except (
-        AssertionError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # fairseq, omegaconf and the data have errors of many classes
         text = str(error)
         if "size mismatch" in text or "Missing key" in text or "Unexpected key" in text:
             lines = [line.strip() for line in text.splitlines()[1:]]
