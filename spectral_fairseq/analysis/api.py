@@ -71,8 +71,6 @@ def analyze(
     """
     remedy = "Pass a path or a model."
     check_enough(len(models), 1, "model to analyse", remedy, ConfigurationError)
-    if isinstance(options.get("words"), str):
-        options["words"] = (options["words"],)
     chosen = Options(**options)
     analysed: List[Analysed] = []
     for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):

@@ -24,7 +24,8 @@ class Options:
     words: Tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
+        """Refuse impossible values; ``words`` may be one word, or any sequence of them."""
+        self.words = (self.words,) if isinstance(self.words, str) else tuple(self.words)
         check_range("`seed`", self.seed, at_least=0, below=2**63, whole=True)
         check_range("`isotropy_words`", self.isotropy_words, at_least=0, whole=True)
         check_range("`isotropy_runs`", self.isotropy_runs, at_least=1, whole=True)

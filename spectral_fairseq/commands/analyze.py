@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from spectral_fairseq.analysis.options import PROJECTIONS, SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_file
-from spectral_fairseq.commands.arguments import (
-    Rare,
-    add_format,
-    add_no_progress,
-    add_no_verify,
-)
+from spectral_fairseq.commands.arguments import Rare, add_format, add_no_progress, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.errors import (
@@ -207,7 +202,7 @@ _FLAGS = {field.name: flag_of(field.name) for field in fields(Options)}
 @arguments_as_flags(dictionary="--dict", **_FLAGS)
 def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
-    options = _options(args)
+    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     check_range("--tokens", args.tokens, at_least=1, whole=True)
     if args.nbest:
         what = "files of --nbest, one for each checkpoint"
@@ -236,12 +231,6 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
-
-
-def _options(args: argparse.Namespace) -> Options:
-    given = {field.name: getattr(args, field.name) for field in fields(Options)}
-    given["words"] = tuple(given["words"])
-    return Options(**given)
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -278,10 +267,7 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
     nbest = [read_generated(name) for name in args.nbest]
     if nbest:
         check_tokenizer(args.nbest_tokenize)
-    unused = {
-        "predictions": not args.data,
-        "BLEU of the n best": not nbest,
-    }
+    unused = {"predictions": not args.data, "BLEU of the n best": not nbest}
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
     with checkpoints_bar(args.no_progress, total) as bar:
 

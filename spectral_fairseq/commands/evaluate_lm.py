@@ -8,12 +8,7 @@ import sys
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.arguments import (
-    Rare,
-    add_format,
-    add_no_progress,
-    add_no_verify,
-)
+from spectral_fairseq.commands.arguments import Rare, add_format, add_no_progress, add_no_verify
 from spectral_fairseq.commands.importing import import_plugin
 from spectral_fairseq.commands.lm_options import add_options, options_of
 from spectral_fairseq.commands.progress import StageBars
