@@ -7,10 +7,7 @@ from typing import Any, Dict, List
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.selection import MOST_VERDICTS, spread
 from spectral_fairseq.analysis.wording import verdict, warnings
-from spectral_fairseq.errors import (
-    printable,
-    wrapped,
-)
+from spectral_fairseq.errors import printable, wrapped
 
 # What a terminal shows of a table, beside the values of a random one.
 FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_centred")
@@ -18,21 +15,22 @@ FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_
 
 def as_summary(document: Dict[str, Any]) -> str:
     """What was measured, the verdict, and four figures: at most 25 lines for one model."""
-    parts = _parts(document, {"": [m for m in ALL if m.key in FOUR]})
+    parts = _parts(document["checkpoints"], {"": [m for m in ALL if m.key in FOUR]})
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))
 
 
 def as_text(document: Dict[str, Any]) -> str:
     """All measures of the document as aligned plain text."""
-    signed = (f"{entry['label']}: {entry['signature']}" for entry in document["checkpoints"])
-    return printable("\n\n".join([*_parts(document, _groups(document)), "\n".join(signed)]))
-
-
-def _parts(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> List[str]:
-    """What was measured, the verdict, the table of measures and neighbours."""
     checkpoints = document["checkpoints"]
-    return [*_openings(checkpoints), _measures(document, groups), *_neighbours(checkpoints)]
+    groups = groups_in_use([checkpoint["measures"] for checkpoint in checkpoints])
+    signed = (f"{checkpoint['label']}: {checkpoint['signature']}" for checkpoint in checkpoints)
+    return printable("\n\n".join([*_parts(checkpoints, groups), "\n".join(signed)]))
+
+
+def _parts(checkpoints: List[Dict[str, Any]], groups: Dict[str, List[Measure]]) -> List[str]:
+    """What was measured, the verdict, the table of measures and neighbours."""
+    return [*_openings(checkpoints), _measures(checkpoints, groups), *_neighbours(checkpoints)]
 
 
 def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
@@ -44,9 +42,8 @@ def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
     ]
 
 
-def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str:
+def _measures(checkpoints: List[Dict[str, Any]], groups: Dict[str, List[Measure]]) -> str:
     """Measures in groups, one column a checkpoint, and one for what random tables have."""
-    checkpoints = document["checkpoints"]
     headers = ["", *(checkpoint["label"] for checkpoint in checkpoints), "random table"]
     rows: List[Any] = []
     for group, measures in groups.items():
@@ -99,10 +96,6 @@ def _opening(checkpoint: Dict[str, Any], words: str) -> str:
             wrapped(words, "  "),
         ]
     )
-
-
-def _groups(document: Dict[str, Any]) -> Dict[str, List[Measure]]:
-    return groups_in_use([checkpoint["measures"] for checkpoint in document["checkpoints"]])
 
 
 def _values(checkpoints: List[Dict[str, Any]], measure: Measure) -> List[str]:
