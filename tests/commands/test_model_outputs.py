@@ -173,6 +173,16 @@ def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
         measure_outputs(path, separate)
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), Exception("of omega")])
+def test_an_error_of_any_class_is_explained(error, monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checkpoint_utils, "load_model_ensemble_and_task", refuse)
+    with pytest.raises(UnsupportedError, match=type(error).__name__):
+        predict("checkpoint.pt", tmp_path, "valid", 10)
+
+
 class NonAutoregressive(torch.nn.Module):
     """It asks for the targets, as fairseq's do."""
 
