@@ -92,37 +92,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each field of :class:`Options`."""
     add = parser.add_argument
     add("--seed", type=int, default=Options.seed, help=Rare("seed of all random samples"))
-    add(
-        "--isotropy-words",
-        type=int,
-        default=Options.isotropy_words,
-        metavar="N",
-        help=Rare(
+    for name, text in (
+        (
+            "isotropy_words",
             "measure I1 and I2 on random samples of N words, as the papers do for language models "
-            "(N = 40000 there); 0 takes all words at once, or one such sample of a huge table"
+            "(N = 40000 there); 0 takes all words at once, or one such sample of a huge table",
         ),
-    )
-    add(
-        "--isotropy-runs",
-        type=int,
-        default=Options.isotropy_runs,
-        metavar="N",
-        help=Rare("number of samples whose I1 and I2 are averaged"),
-    )
-    add(
-        "--cosine-words",
-        type=int,
-        default=Options.cosine_words,
-        metavar="N",
-        help=Rare("compute the distribution of cosines from the pairs of N random words"),
-    )
-    add(
-        "--projection-words",
-        type=int,
-        default=Options.projection_words,
-        metavar="N",
-        help=Rare("draw N random words in the projection"),
-    )
+        ("isotropy_runs", "number of samples whose I1 and I2 are averaged"),
+        ("cosine_words", "compute the distribution of cosines from the pairs of N random words"),
+        ("projection_words", "draw N random words in the projection"),
+    ):
+        default = getattr(Options, name)
+        add(flag_of(name), type=int, default=default, metavar="N", help=Rare(text))
     add(
         "--projection",
         choices=PROJECTIONS,

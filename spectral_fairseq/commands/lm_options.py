@@ -245,24 +245,12 @@ def _add_dynamic(group: Any) -> None:
         help="adapt the model to the text that it has been scored on (Krause et al. 2018); its "
         "options switch it on",
     )
-    add(
-        "--dynamic-rate",
-        type=float,
-        metavar="ETA",
-        help=Rare(f"learning rate eta (default: {rate:g})"),
-    )
-    add(
-        "--dynamic-decay",
-        type=float,
-        metavar="LAMBDA",
-        help=Rare(f"mean rate of decay towards the trained weights (default: {decay:g})"),
-    )
-    add(
-        "--dynamic-epsilon",
-        type=float,
-        metavar="EPS",
-        help=Rare(f"added to the root mean square of the gradient (default: {epsilon:g})"),
-    )
+    for flag, metavar, text, default in (
+        ("--dynamic-rate", "ETA", "learning rate eta", rate),
+        ("--dynamic-decay", "LAMBDA", "mean rate of decay towards the trained weights", decay),
+        ("--dynamic-epsilon", "EPS", "added to the root mean square of the gradient", epsilon),
+    ):
+        add(flag, type=float, metavar=metavar, help=Rare(f"{text} (default: {default:g})"))
     add(
         "--dynamic-units",
         choices=tuple(PUBLISHED),
@@ -304,36 +292,27 @@ def _add_tune(group: Any) -> None:
         metavar="N",
         help="search on the first N tokens of valid (default: all)",
     )
-    add(
-        "--tune-cache-theta",
-        type=numbers,
-        metavar="A,B,...",
-        help=Rare("grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)"),
-    )
-    add(
-        "--tune-cache-lambda",
-        type=numbers,
-        metavar="A,B,...",
-        help=Rare("grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)"),
-    )
-    add(
-        "--tune-dynamic-rate",
-        type=numbers,
-        metavar="A,B,...",
-        help=Rare(
+    for flag, text in (
+        (
+            "--tune-cache-theta",
+            "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
+        ),
+        (
+            "--tune-cache-lambda",
+            "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
+        ),
+        (
+            "--tune-dynamic-rate",
             "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
-            "scaled by SEGMENT/5)"
+            "scaled by SEGMENT/5)",
         ),
-    )
-    add(
-        "--tune-dynamic-decay",
-        type=numbers,
-        metavar="A,B,...",
-        help=Rare(
+        (
+            "--tune-dynamic-decay",
             "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 "
-            "values, scaled by SEGMENT/5)"
+            "values, scaled by SEGMENT/5)",
         ),
-    )
+    ):
+        add(flag, type=numbers, metavar="A,B,...", help=Rare(text))
 
 
 def options_of(args: argparse.Namespace) -> EvaluationOptions:
