@@ -16,6 +16,7 @@ from spectral_fairseq.plugin.table_and_head import (
     SpectralOptions,
     build_head,
     build_table,
+    check_sharing,
     has_own_look_up,
     has_own_output,
     refuse_unsupported,
@@ -63,6 +64,7 @@ class SpectralLSTM(lstm.LSTMModel):
             # fairseq always sets this default, and reads it for that criterion only.
             args.adaptive_softmax_cutoff = None
         refuse_unsupported(args)
+        check_sharing(args, task)
         model = super().build_model(args, task)
         if has_own_output(args):
             _replace_output(args, model, task)

@@ -15,7 +15,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.checkpoints.settings import by_name
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table, TableSpec
-from spectral_fairseq.errors import arguments_as_flags, check_alike
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_alike
 from spectral_fairseq.heads import HEADS, Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.heads.head import SOFTCAP
 from spectral_fairseq.options import Option, arguments, flags_by_argument, idle_flags
@@ -148,6 +148,33 @@ def refuse_unsupported(options: Any) -> None:
         if options.logit_softcap is not None:
             chosen += f" {SOFTCAP.flag} {options.logit_softcap:g}"
         refusals.OTHER_TABLES.check(Namespace(model=options), chosen)
+
+
+def check_sharing(options: Any, task: Any) -> None:
+    """Refuse tables that are to be shared but cannot, as fairseq does without saying what to do.
+
+    Raises:
+        ConfigurationError: two dictionaries, two widths or two files of vectors for one table.
+    """
+    widths = {"--decoder-embed-dim": options.decoder_embed_dim}
+    if options.share_all_embeddings:
+        widths["--encoder-embed-dim"] = options.encoder_embed_dim
+        if task.source_dictionary != task.target_dictionary:
+            sizes = f"{len(task.source_dictionary)} and {len(task.target_dictionary)} other words"
+            remedy = (
+                "Use fairseq-preprocess --joined-dictionary, or share the decoder's tables alone."
+            )
+            raise ConfigurationError("one dictionary for --share-all-embeddings", sizes, remedy)
+        files = (options.encoder_embed_path, options.decoder_embed_path)
+        if files[1]:
+            what = "the same file of vectors for both sides with --share-all-embeddings"
+            paths = {"--decoder-embed-path": files[1], "--encoder-embed-path": files[0]}
+            check_alike(what, paths, "Give both, alike, or drop --decoder-embed-path.")
+    if options.share_all_embeddings or options.share_decoder_input_output_embed:
+        if getattr(options, "decoder_out_embed_dim", None) is not None:
+            widths["--decoder-out-embed-dim"] = options.decoder_out_embed_dim
+    remedy = "Make them equal, or do not share the embeddings."
+    check_alike("one width for the shared embedding table", widths, remedy)
 
 
 def uncounted_rows(dictionary: Any) -> List[int]:

@@ -26,6 +26,7 @@ from spectral_fairseq.plugin.table_and_head import (
     SpectralOptions,
     build_head,
     build_table,
+    check_sharing,
     has_own_look_up,
     has_own_output,
     refuse_unsupported,
@@ -85,6 +86,7 @@ class SpectralTransformer(TransformerModelBase):
         """Build a model; fairseq calls this."""
         options = to_namespace(cls, cfg)
         refuse_unsupported(options)
+        check_sharing(options, task)
         return super().build_model(TransformerConfig.from_namespace(options), task)
 
     @classmethod

@@ -267,6 +267,14 @@ UNBUILT = [
     *((arch, {"decoder_output_dim": 8, "tie_adaptive_weights": True},
        "found --decoder-output-dim 8 and --decoder-embed-dim 16.*--tie-adaptive")
       for arch in ("transformer_sc", "transformer_mos")),
+    *((arch, {**SHARED, "encoder_embed_dim": 24},
+       "--decoder-embed-dim 16 and --encoder-embed-dim 24")
+      for arch in ("transformer_sc", "lstm_mos")),
+    *((arch, {**SHARED, "decoder_embed_path": "vectors"},
+       "--decoder-embed-path vectors and --encoder-embed-path")
+      for arch in ("transformer_sc", "lstm_mos")),
+    ("lstm_mos", {"decoder_out_embed_dim": 8, "share_decoder_input_output_embed": True},
+     "--decoder-out-embed-dim 8"),
     ("awd_lstm_ptb", {"decoder_last_hidden_size": 14},
      "--decoder-last-hidden-size 14 and --decoder-embed-dim 16"),
     ("awd_lstm_ptb", {"activation_regularization": -1.0}, "--activation-regularization"),
@@ -290,6 +298,16 @@ def test_a_model_that_cannot_be_built(task, arch, options, match):
     build = build_host_model if arch == "lstm_mos" else build_model
     with pytest.raises(ConfigurationError, match=match):
         build(task, arch, **options)
+
+
+@pytest.mark.parametrize("build, arch", [
+    (build_model, "transformer_sc"), (build_host_model, "lstm_mos"),
+])  # fmt: skip
+def test_one_table_for_two_dictionaries(task, build, arch):
+    task.target_dictionary = words(30)
+    match = "one dictionary for --share-all.*found 56 and 40 other words.*--joined-dict"
+    with pytest.raises(ConfigurationError, match=match):
+        build(task, arch, **SHARED)
 
 
 OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not svd_tables]
