@@ -17,7 +17,7 @@ from fairseq.logging import metrics
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import arguments_as_flags, check_range
+from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
 from spectral_fairseq.functional.blocks import check_label_smoothing
 from spectral_fairseq.methods.penalties import AN_SVD_TABLE
 from spectral_fairseq.methods.prior import TablePrior
@@ -295,7 +295,16 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Called by fairseq: log the likelihood's metrics, each penalty's R and the spectrum.
 
         Where there was no token, the loss is None, which counts for nothing in averages.
+
+        Raises:
+            DataError: there was no batch, as where ``fairseq-validate`` skipped all examples.
         """
+        if not logging_outputs:
+            raise DataError(
+                "examples that the model can read",
+                "no batch, as all were skipped",
+                "Give --max-source-positions, --max-target-positions and --max-tokens to suit.",
+            )
         if sum(log.get("ntokens", 0) for log in logging_outputs):
             super().reduce_metrics(logging_outputs)
         else:  # of no tokens there is no mean: neither nan, as after a divergence, nor 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from tests.covering import covering
 from tests.plugin.conftest import OUR_MODELS, any_model, build_criterion, sample_for
 from tests.plugin.trainers import build_trainer
@@ -81,3 +81,5 @@ def test_an_update_without_tokens_has_no_loss_in_the_logs(sentence_avg):
     alone = shown(9)
     trainer.get_model().load_state_dict(weights)
     assert shown(9, 0) == alone and all(value > 0 for value in alone)
+    with pytest.raises(DataError, match="no batch"):
+        type(trainer.get_criterion()).reduce_metrics([])
