@@ -51,7 +51,7 @@ class _BlockwiseLogProbs(torch.autograd.Function):
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor, Tensor]:
         ctx.dtype = product_dtype(contexts, matrix, bounded=False)
-        ctx.softcap, ctx.block_elements = softcap, block_elements
+        ctx.options = {"softcap": softcap, "block_elements": block_elements}
         dtype = at_least_float32(ctx.dtype)
         ctx.frozen = not (ctx.needs_input_grad[2] or ctx.needs_input_grad[3])
         needed = (ctx.frozen and ctx.needs_input_grad[0], False, False)
@@ -60,7 +60,9 @@ class _BlockwiseLogProbs(torch.autograd.Function):
         )
         with torch.autocast(contexts.device.type, enabled=False):
             sums = GradientSums(contexts, matrix, bias, dtype, needed)
-            softmaxes = _softmaxes(ctx, contexts, targets, matrix, bias, measures=True)
+            softmaxes = BlockSoftmaxes(
+                contexts, targets, matrix, bias, ctx.dtype, measures=True, **ctx.options
+            )
             for part, size in softmaxes.parts():
                 block = softmaxes.block(part, size)
                 assert block.right is not None and block.entropy is not None
@@ -88,33 +90,12 @@ class _BlockwiseLogProbs(torch.autograd.Function):
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
             sums = GradientSums(contexts, matrix, bias, dtype, needed)
-            softmaxes = _softmaxes(ctx, contexts, targets, matrix, bias, measures=False)
+            softmaxes = BlockSoftmaxes(contexts, targets, matrix, bias, ctx.dtype, **ctx.options)
             for part, size in softmaxes.parts():
                 from_above = grad[part].to(dtype)
                 _add_gradients(softmaxes, sums, softmaxes.block(part, size), from_above)
         of_contexts, of_matrix, of_bias = sums.results()
         return of_contexts, None, of_matrix, of_bias, None, None
-
-
-def _softmaxes(
-    ctx: Any,
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    bias: Optional[Tensor],
-    measures: bool,
-) -> BlockSoftmaxes:
-    """Those that both passes compute."""
-    return BlockSoftmaxes(
-        contexts,
-        targets,
-        matrix,
-        bias,
-        ctx.dtype,
-        softcap=ctx.softcap,
-        block_elements=ctx.block_elements,
-        measures=measures,
-    )
 
 
 def _add_gradients(
