@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
-from spectral_fairseq.functional.autograd import hook, without_row
+from spectral_fairseq.functional.autograd import hook
 from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
@@ -403,8 +403,13 @@ class FactoredEmbedding(Table):
 
     @unserializable_hook
     def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not.
-        return without_row(grad, self.padding_idx)
+        # A tied softmax gives the padding row a gradient, which the look-up does not. It is taken
+        # out of a copy, since autograd may hand the same gradient on to other tensors.
+        if self.padding_idx is None:
+            return grad
+        grad = grad.clone()
+        grad[self.padding_idx].zero_()
+        return grad
 
 
 class PlainEmbedding(nn.Embedding, Table):

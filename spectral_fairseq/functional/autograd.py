@@ -6,7 +6,7 @@ A second derivative of a function with such a gradient would be that of a consta
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -97,15 +97,3 @@ def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     trained = parameter.requires_grad
     parameter.requires_grad_(True).register_hook(change)
     parameter.requires_grad_(trained)
-
-
-def without_row(grad: Tensor, row: Optional[int]) -> Tensor:
-    """Return a gradient in which one row is zero; ``None`` is no row.
-
-    It is a copy, since autograd may hand the same gradient on to other tensors.
-    """
-    if row is None:
-        return grad
-    grad = grad.clone()
-    grad[row].zero_()
-    return grad
