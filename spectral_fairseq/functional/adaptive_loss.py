@@ -48,7 +48,7 @@ from spectral_fairseq.functional.blocks import (
     product_dtype,
     token_blocks,
 )
-from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
+from spectral_fairseq.functional.gradient_sums import GradientForm, GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.products import linear
 
@@ -147,16 +147,12 @@ class _PieceLosses(NamedTuple):
     Attributes:
         softmax: over the words of the piece, shape (r, n).
         loss: -log P of the target in this piece, shape (r,).
-        columns: of the targets, shape (r,).
-        weights: see ``GradientSums.add_block``, shape (r,).
-        hits: likewise.
+        form: what makes the gradient of the scores of the softmax.
     """
 
     softmax: Tensor
     loss: Tensor
-    columns: Tensor
-    weights: Tensor
-    hits: Tensor
+    form: GradientForm
 
 
 def _in_cluster(
@@ -171,7 +167,8 @@ def _in_cluster(
         counted: 1 for a token, 0 for a row that only fills the block up, shape (r,).
     """
     softmax, log_z, target_score = block_scores.softmax(rows, columns)
-    return _PieceLosses(softmax, log_z - target_score, columns, counted, counted)
+    form = GradientForm(columns, counted, counted)
+    return _PieceLosses(softmax, log_z - target_score, form)
 
 
 def _in_head(
@@ -206,7 +203,7 @@ def _in_head(
     hits = is_word.to(counted.dtype) * counted
     gradient = (cluster_scores - log_z.unsqueeze(1)).exp_()
     gradient.scatter_add_(1, cluster, is_word.to(counted.dtype).unsqueeze(1) - 1)
-    return _PieceLosses(softmax, loss, columns, weights, hits), gradient
+    return _PieceLosses(softmax, loss, GradientForm(columns, weights, hits)), gradient
 
 
 class _AdaptiveCrossEntropy(torch.autograd.Function):
@@ -251,14 +248,13 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                         cluster_gradient[tokens] = gradient[:real]
                     else:
                         found = _in_cluster(block_scores, rows, columns, counted)
-                    softmax, loss, columns, weights, hits = found
-                    loss[real:] = 0  # 0 times an infinite loss is no number
-                    nll += counted @ loss
+                    found.loss[real:] = 0  # 0 times an infinite loss is no number
+                    nll += counted @ found.loss
                     sums.add_block(
-                        tokens, rows, softmax, block_scores.table, columns, weights, hits, start
+                        tokens, rows, found.softmax, block_scores.table, found.form, start
                     )
-                    del found, softmax  # before those of the next block are computed
-        sums.save(ctx, (cluster_gradient, cluster_scores.dtype))
+                    del found  # its softmax, before that of the next block is computed
+        sums.save(ctx, (cluster_gradient, cluster_scores))
         return nll
 
     @staticmethod

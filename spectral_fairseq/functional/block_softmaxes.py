@@ -26,7 +26,7 @@ from spectral_fairseq.functional.blocks import (
     token_blocks,
     tokens_per_block,
 )
-from spectral_fairseq.functional.gradient_sums import GradientSums
+from spectral_fairseq.functional.gradient_sums import GradientForm, GradientSums
 from spectral_fairseq.functional.softcap import softcap_
 
 
@@ -171,8 +171,8 @@ class BlockSoftmaxes:
             uniform: likewise; it is read with a soft cap alone.
         """
         if block.slope is None:
-            softmax, table = block.softmax, self.scores.table
-            sums.add_block(block.part, block.rows, softmax, table, block.targets, weights, hits)
+            form = GradientForm(block.targets, weights, hits)
+            sums.add_block(block.part, block.rows, block.softmax, self.scores.table, form)
             return
         gradient = block.softmax.mul_(weights.unsqueeze(1))
         if uniform is not None:

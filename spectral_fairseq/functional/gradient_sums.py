@@ -12,7 +12,7 @@ block, where recomputation in the backward pass would need four. What is kept be
 has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
 of the parameters only after the factor from above is applied: under loss scaling that factor
 keeps float16 gradients from vanishing. Of a single block of bfloat16 the softmax is kept instead
-of the table's gradient, which the backward pass multiplies out (``_TableSum``).
+of the table's gradient, which the backward pass multiplies out (``TableSum``).
 
 Note [Half precision]
 ---------------------
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.precision import at_least_float32
+from spectral_fairseq.functional.precision import at_least_float32, widened
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     has_wide_products,
@@ -40,23 +40,37 @@ from spectral_fairseq.functional.products import (
 from spectral_fairseq.functional.row_blocks import cached_rows
 
 
+class GradientForm(NamedTuple):
+    """What makes the gradient of scores of their softmax p: weights p - hits [v = target].
+
+    Attributes:
+        targets: column of each row's target, shape (r,).
+        weights: shape (r,), zero for rows that only fill a block up.
+        hits: likewise.
+    """
+
+    targets: Tensor
+    weights: Tensor
+    hits: Tensor
+
+
 class _SingleBlock(NamedTuple):
     """What is kept of a single block of bfloat16 in the place of the table's gradient.
 
     Attributes:
         scores: the gradient of the scores without the weights, shape (T, N); or ``None``.
         rows: contexts of the same type, shape (T, d).
-        weights: shape (T,), or ``None`` for 1.
-        targets: shape (T,).
-        of_targets: what is added to the rows of these, shape (T, d).
+        targets: of a :class:`GradientForm`; or ``None`` like the next two.
+        weights: likewise.
+        hits: likewise.
         of_all: what is added to every row, shape (d,).
     """
 
     scores: Optional[Tensor] = None
     rows: Optional[Tensor] = None
-    weights: Optional[Tensor] = None
     targets: Optional[Tensor] = None
-    of_targets: Optional[Tensor] = None
+    weights: Optional[Tensor] = None
+    hits: Optional[Tensor] = None
     of_all: Optional[Tensor] = None
 
     def gradient(self, factor: Optional[Tensor], dtype: torch.dtype) -> Tensor:
@@ -69,9 +83,9 @@ class _SingleBlock(NamedTuple):
         rows = self.rows if weights is None else _weighted(self.rows, weights)
         found = matmul_transposed_by_rows(self.scores.t(), rows.t(), dtype)
         words, sums = None, None
-        if self.targets is not None and self.of_targets is not None:
+        if self.targets is not None and self.hits is not None:
             words, place = self.targets.unique(return_inverse=True)
-            addends = _scaled(self.of_targets, factor)
+            addends = _scaled(widened(self.rows) * -self.hits.unsqueeze(1), factor)
             sums = found[words].to(addends.dtype).index_add_(0, place, addends)
         if self.of_all is not None:
             of_all = _scaled(self.of_all, factor)
@@ -83,7 +97,7 @@ class _SingleBlock(NamedTuple):
         return found
 
 
-class _TableSum:
+class TableSum:
     """The sum of the gradients that the blocks of a batch have for the table.
 
     A processor rounds products of 16-bit numbers to 16 bits. That of a single block, over all
@@ -102,40 +116,39 @@ class _TableSum:
         self._sum: Optional[Tensor] = None
         self._block = _SingleBlock()
 
-    def _new(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-
     def _whole(self) -> Tensor:
         """The wide sum, to change in place; zero before the first block."""
         if self._sum is None:
-            self._sum = self._new().zero_()
+            self._sum = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return self._sum
 
     def add(
-        self, words: slice, scores: Tensor, rows: Tensor, weights: Optional[Tensor], alpha: float
+        self,
+        words: slice,
+        scores: Tensor,
+        rows: Tensor,
+        alpha: float,
+        form: Optional[GradientForm] = None,
     ) -> None:
-        """Add alpha scores.t() @ (weights rows), of the words, shapes (r, n), (r, d) and (r,).
+        """Add alpha scores.t() @ rows, of the words, shapes (r, n) and (r, d).
 
-        The first product of all words overwrites, which saves two passes over N x d.
+        A form weighs the rows, and takes its hits times the rows from the sums of the targets,
+        which are counted from the words. The first product of all words overwrites, which saves
+        two passes over N x d.
         """
         assert self._block.scores is None, "a second block of a single one"
         first = self._sum is None and scores.size(1) == self.shape[0]
         is_rounded = rows.dtype == torch.bfloat16 and not has_wide_products(rows.dtype, rows.device)
         if first and self.single and is_rounded:
-            self._block = _SingleBlock(scores, rows, weights)
+            self._block = _SingleBlock(scores, rows, *(form or ()))
             return
         if first:
-            self._sum = self._new()
+            self._sum = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         total = self._whole()[words]
-        weighted = rows if weights is None else _weighted(rows, weights.unsqueeze(1))
+        weighted = rows if form is None else _weighted(rows, form.weights.unsqueeze(1))
         add_matmul_transposed_(total, scores.t(), weighted.t(), alpha, first)
-
-    def add_to_targets(self, words: slice, targets: Tensor, gradients: Tensor) -> None:
-        """Add ``gradients``, shape (r, d), to the rows of ``targets``, counted from the words."""
-        if self._block.scores is None:
-            self._whole()[words].index_add_(0, targets, gradients)
-        else:
-            self._block = self._block._replace(targets=targets, of_targets=gradients)
+        if form is not None:
+            total.index_add_(0, form.targets, rows.to(self.dtype) * -form.hits.unsqueeze(1))
 
     def add_to_all(self, gradient: Tensor) -> None:
         """Add ``gradient``, shape (d,), to every row, after the last block."""
@@ -161,7 +174,12 @@ class GradientSums:
         bias: b, shape (N,), or ``None``.
         dtype: of the sums.
         needed: which of the three gradients autograd asks for.
-        single: whether all tokens are in one block; see :class:`_TableSum`.
+        single: whether all tokens are in one block; see :class:`TableSum`.
+
+    Attributes:
+        contexts: the sum of their gradients.
+        matrix: likewise.
+        bias: likewise.
     """
 
     def __init__(
@@ -179,19 +197,9 @@ class GradientSums:
             return torch.zeros(of.shape, dtype=dtype, device=of.device)
 
         self.contexts, self.bias = total(contexts, needed[0]), total(bias, needed[2])
-        self._matrix = _TableSum(matrix, dtype, single) if needed[1] else None
+        self.matrix = TableSum(matrix, dtype, single) if needed[1] else None
         self.dtype = dtype
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
-
-    @property
-    def needs_matrix(self) -> bool:
-        """Whether the table's gradient is needed."""
-        return self._matrix is not None
-
-    def add_to_all_words(self, gradient: Tensor) -> None:
-        """Add ``gradient``, shape (d,), to that of every word, after the last block."""
-        if self._matrix is not None:
-            self._matrix.add_to_all(gradient)
 
     def results(self) -> Tuple[Optional[Tensor], ...]:
         """Return the gradients of contexts, table and bias, in the types of these."""
@@ -199,81 +207,71 @@ class GradientSums:
 
     def _saved(self, *others: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         """The gradients and the others, then what is kept of a single block."""
-        matrix, block = (None, _SingleBlock()) if self._matrix is None else self._matrix.kept()
+        matrix, block = (None, _SingleBlock()) if self.matrix is None else self.matrix.kept()
         return (self.contexts, matrix, self.bias, *others, *block)
 
     def add_block(
         self,
         place: Union[slice, Tensor],
         rows: Tensor,
-        probabilities: Tensor,
+        scores: Tensor,
         table: Tensor,
-        targets: Optional[Tensor] = None,
-        weights: Optional[Tensor] = None,
-        hits: Optional[Tensor] = None,
+        form: Optional[GradientForm] = None,
         first_word: int = 0,
     ) -> None:
-        """Add the gradients that follow from d loss / d s = weights * p - hits * [v = target].
+        """Add the gradients that follow from those of the scores of a block.
 
-        The factors of each row are applied to tensors of d columns instead of N columns.
+        The factors of each row in ``form`` are applied to tensors of d columns instead of N.
 
         Args:
             place: where the rows of the block belong in ``contexts``: a slice, if each row occurs
                 in one block only, or distinct indices. Rows of the block beyond its end are
                 padding and contribute zero; their gradients, weights and hits have to be zero.
             rows: contexts of the block, shape (r, d), in the dtype of the products.
-            probabilities: p, shape (r, n); or, without ``weights``, the gradient of the scores. It
-                is overwritten.
+            scores: d loss / d s, shape (r, n), or the softmax p with ``form``. It is overwritten.
             table: rows of W for the n words, shape (n, d), in the dtype of the products.
-            targets: column of each row's target, shape (r,); given together with ``hits``.
-            weights: shape (r,).
-            hits: shape (r,).
+            form: what makes d loss / d s of p.
             first_word: index in W of the first column.
         """
-        if self.contexts is None and self._matrix is None and self.bias is None:
+        if self.contexts is None and self.matrix is None and self.bias is None:
             return
         dtype = self.dtype
         words = slice(first_word, first_word + table.size(0))
         if self.bias is not None:
             bias_sum = self.bias[words]
-            if weights is None:
-                bias_sum += probabilities.sum(0)
+            if form is None:
+                bias_sum += scores.sum(0)
             else:
-                bias_sum += torch.mv(probabilities.t(), weights)
-            if targets is not None and hits is not None:
-                bias_sum.index_add_(0, targets, -hits)
+                bias_sum += torch.mv(scores.t(), form.weights)
+                bias_sum.index_add_(0, form.targets, -form.hits)
         # See Note [Half precision].
         scale = FLOAT16_SCALE if rows.dtype == torch.float16 else 1.0
         if scale != 1.0:
-            probabilities.mul_(scale)
-        narrow = probabilities.to(rows.dtype)
+            scores.mul_(scale)
+        narrow = scores.to(rows.dtype)
         if self.contexts is not None:
             gradient = matmul_transposed(narrow, table.t()).to(dtype)  # [r, d]
             if scale != 1.0:
                 gradient.div_(scale)
-            if weights is not None:
-                gradient.mul_(weights.unsqueeze(1))
-            if targets is not None and hits is not None:
-                gradient.addcmul_(table[targets].to(dtype), hits.unsqueeze(1), value=-1)
+            if form is not None:
+                gradient.mul_(form.weights.unsqueeze(1))
+                gradient.addcmul_(table[form.targets].to(dtype), form.hits.unsqueeze(1), value=-1)
             if isinstance(place, slice):
                 context_sum = self.contexts[place]
                 context_sum.copy_(gradient[: context_sum.size(0)])
             else:
                 self.contexts.index_add_(0, place, gradient[: place.size(0)])
-        if self._matrix is not None:
-            self._matrix.add(words, narrow, rows, weights, 1 / scale)
-            if targets is not None and hits is not None:
-                of_targets = rows.to(dtype) * -hits.unsqueeze(1)
-                self._matrix.add_to_targets(words, targets, of_targets)
+        if self.matrix is not None:
+            self.matrix.add(words, narrow, rows, 1 / scale, form)
 
-    def save(self, ctx: Any, *others: Tuple[Optional[Tensor], torch.dtype]) -> None:
+    def save(self, ctx: Any, *others: Tuple[Optional[Tensor], Optional[Tensor]]) -> None:
         """Keep the sums for the backward pass.
 
         Args:
             ctx: context of the autograd function.
-            others: further gradients to keep behind the three, each with the dtype of its input.
+            others: further gradients to keep behind the three, each with its input.
         """
-        ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
+        ctx.dtypes = (*self.dtypes, *(None if of is None else of.dtype for _, of in others))
         ctx.save_for_backward(*self._saved(*(gradient for gradient, _ in others)))
 
 

@@ -66,7 +66,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
+from spectral_fairseq.functional.gradient_sums import GradientForm, GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
 from spectral_fairseq.functional.softmax_loss import Losses
 
@@ -405,9 +405,7 @@ def _add_likelihood(block: _Block, block_scores: BlockScores, sums: _MixtureSums
         rows,
         probabilities,
         block_scores.table,
-        targets,
-        weights=weights,
-        hits=weights,
+        GradientForm(targets, weights, weights),
     )
 
 
@@ -512,8 +510,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
             sums = summed()
             if linear_space.failed():
                 sums = summed()
-        margin_dtype = sum_dtype if margin is None else margin.dtype
-        sums.gradients.save(ctx, (sums.log_prior, log_prior.dtype), (sums.margin, margin_dtype))
+        sums.gradients.save(ctx, (sums.log_prior, log_prior), (sums.margin, margin))
         ctx.shape = contexts.shape
         ctx.mark_non_differentiable(sums.nll)
         return sums.loss, sums.nll

@@ -226,10 +226,10 @@ class _BatchLoss:
         if sums.contexts is not None:
             share = self.weights.unsqueeze(1) * self.word_sum if weighted else self.word_sum
             sums.contexts -= self.uniform * share
-        if sums.needs_matrix:
+        if sums.matrix is not None:
             wide = self.contexts.to(self.dtype) if weighted else self.contexts
             summed = self.weights @ wide if weighted else wide.sum(0, dtype=self.dtype)
-            sums.add_to_all_words(-self.uniform * summed)
+            sums.matrix.add_to_all(-self.uniform * summed)
         if sums.bias is not None:
             sums.bias -= self.uniform * (self.weights.sum() if weighted else self.tokens)
 
@@ -277,8 +277,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             for part, size in softmaxes.parts():
                 batch.add(softmaxes.block(part, size))
             batch.finish()
-        margin_dtype = batch.dtype if margin is None else margin.dtype
-        batch.gradients.save(ctx, (batch.margin_gradient, margin_dtype))
+        batch.gradients.save(ctx, (batch.margin_gradient, margin))
         losses = (batch.plain_loss, batch.plain_nll, batch.squares)
         others = (*losses, batch.log_probs, batch.entropy, batch.right)
         ctx.mark_non_differentiable(*others)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.functional import products
-from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
+from spectral_fairseq.functional.gradient_sums import GradientForm, GradientSums, scaled_gradients
 
 
 def test_sums_of_gradients_begin_at_zero_whatever_comes_first(monkeypatch):
@@ -47,6 +47,7 @@ def test_a_single_block_has_the_gradients_of_a_wide_sum(smoothing, blocks, dtype
     targets, hits = torch.randint(30, (64,)), torch.rand(64)
     weights, factor, shift = torch.rand(64), torch.tensor(0.3), torch.randn(16)
     scores = torch.rand(2, 64, 40).bfloat16()
+    form = GradientForm(targets, weights, hits)
     exact = torch.zeros(40, 16, dtype=torch.float64)
     for block in range(blocks):
         exact += scores[block].double().t() @ (rows.double() * weights[:, None])
@@ -57,9 +58,9 @@ def test_a_single_block_has_the_gradients_of_a_wide_sum(smoothing, blocks, dtype
         needed = (True, True, False)
         sums = GradientSums(rows, table.to(dtype), None, torch.float32, needed, single)
         for block in range(blocks):
-            sums.add_block(slice(64), rows, scores[block].clone(), table, targets, weights, hits)
+            sums.add_block(slice(64), rows, scores[block].clone(), table, form)
         if smoothing:
-            sums.add_to_all_words(shift)
+            sums.matrix.add_to_all(shift)
         ctx = SimpleNamespace()
         ctx.save_for_backward = lambda *saved: setattr(ctx, "saved_tensors", saved)
         sums.save(ctx)
