@@ -43,8 +43,7 @@ computed again in log space.
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -121,12 +120,57 @@ class _LinearSpace:
         return self._failed
 
 
+class _Block(NamedTuple):
+    """A few tokens of a batch; those behind the first ``real`` only fill the block up.
+
+    Attributes:
+        part: where the real tokens stand in the batch.
+        size: t, the number of tokens with those that fill up.
+        contexts: h, shape (t, K, d), in the dtype of the products.
+        log_prior: log pi, shape (t, K), in that of the sums.
+    """
+
+    part: slice
+    size: int
+    contexts: Tensor
+    log_prior: Tensor
+
+    @property
+    def real(self) -> int:
+        """The number of real tokens."""
+        return self.part.stop - self.part.start
+
+    @property
+    def rows(self) -> Tensor:
+        """h of all experts, shape (t K, d)."""
+        return self.contexts.flatten(0, 1)
+
+    @property
+    def place(self) -> slice:
+        """Where the rows of the real tokens stand in contexts of shape (T K, d)."""
+        experts = self.log_prior.size(1)
+        return slice(self.part.start * experts, self.part.stop * experts)
+
+
+def _blocks(
+    contexts: Tensor,
+    log_prior: Tensor,
+    block_scores: BlockScores,
+    block_elements: Optional[int] = None,
+) -> Iterator[_Block]:
+    """Yield the blocks of a batch, h of shape (T, K, d) and log pi of shape (T, K)."""
+    tokens, experts = log_prior.shape
+    block = tokens_per_block(block_scores.table, block_elements, softmaxes=experts)
+    for part, size in token_blocks(tokens, block):
+        block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)
+        yield _Block(part, size, block_scores.rows(contexts[part], size), block_log_prior)
+
+
 class _MixtureBlock:
     """The experts' probabilities and the log-mixture over the vocabulary, for a few tokens.
 
     Args:
-        contexts: h, shape (t, K, d), in the dtype of the products.
-        log_prior: log pi, shape (t, K).
+        block: the tokens.
         block_scores: W and b.
         linear_space: decides how P is computed.
         margins: what the scores of the targets lose.
@@ -134,23 +178,22 @@ class _MixtureBlock:
 
     def __init__(
         self,
-        contexts: Tensor,
-        log_prior: Tensor,
+        block: _Block,
         block_scores: BlockScores,
         linear_space: _LinearSpace,
         margins: Optional[TargetMargin] = None,
     ) -> None:
-        self.log_prior = log_prior
-        self.probabilities = expert_scores(contexts, block_scores, margins)  # [t, K, N]
+        self.log_prior = block.log_prior
+        self.probabilities = expert_scores(block.contexts, block_scores, margins)  # [t, K, N]
         log_z = softmax_(self.probabilities)  # [t, K]
-        mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
+        mixture = torch.bmm(self.log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
         self.joint: Optional[Tensor] = None
         if linear_space.exact(mixture):
             self.log_mixture = mixture.log_()  # [t, N]
         else:
             # See Note [Linear space where it is exact].
-            joint = expert_scores(contexts, block_scores, margins)
-            joint += (log_prior - log_z).unsqueeze(-1)
+            joint = expert_scores(block.contexts, block_scores, margins)
+            joint += (self.log_prior - log_z).unsqueeze(-1)
             self.log_mixture = torch.logsumexp(joint, 1)
             self.joint = joint
 
@@ -194,26 +237,6 @@ def expert_scores(
     return scores
 
 
-def _expert_blocks(
-    contexts: Tensor,
-    log_prior: Tensor,
-    block_scores: BlockScores,
-    block_elements: Optional[int] = None,
-) -> Iterator[Tuple[slice, int, Tensor, Tensor]]:
-    """Yield the tokens of each block, its size, and its contexts and log-prior filled up to it."""
-    tokens, experts = log_prior.shape
-    block = tokens_per_block(block_scores.table, block_elements, softmaxes=experts)
-    for part, size in token_blocks(tokens, block):
-        block_contexts = block_scores.rows(contexts[part], size)  # [t, K, d]
-        block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)
-        yield part, size, block_contexts, block_log_prior  # [t, K]
-
-
-def _rows_of(part: slice, experts: int) -> slice:
-    """Return the rows of a block's tokens in contexts of shape (T K, d)."""
-    return slice(part.start * experts, part.stop * experts)
-
-
 class _LogMixture(torch.autograd.Function):
     """The log-mixture, with the experts recomputed in the backward pass and never stored."""
 
@@ -231,13 +254,9 @@ class _LogMixture(torch.autograd.Function):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
 
             def fill_output() -> None:
-                for part, _, block_contexts, block_log_prior in _expert_blocks(
-                    contexts, log_prior, block_scores
-                ):
-                    mixed = _MixtureBlock(
-                        block_contexts, block_log_prior, block_scores, ctx.linear_space
-                    )
-                    output[part] = mixed.log_mixture[: part.stop - part.start]
+                for block in _blocks(contexts, log_prior, block_scores):
+                    mixed = _MixtureBlock(block, block_scores, ctx.linear_space)
+                    output[block.part] = mixed.log_mixture[: block.real]
                     del mixed  # its scores, before those of the next block are computed
 
             fill_output()
@@ -255,21 +274,13 @@ class _LogMixture(torch.autograd.Function):
         shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
-            for part, size, block_contexts, block_log_prior in _expert_blocks(
-                contexts, log_prior, block_scores
-            ):
-                mixed = _MixtureBlock(
-                    block_contexts, block_log_prior, block_scores, ctx.linear_space
-                )
-                gradient, share = mixed.gradient_(padded(upstream[part].to(sum_dtype), size))
-                shares[part] = share[: part.stop - part.start]
-                sums.add_block(
-                    _rows_of(part, log_prior.size(1)),
-                    block_contexts.flatten(0, 1),
-                    gradient.flatten(0, 1),
-                    block_scores.table,
-                )
-                del mixed, gradient  # as in the forward pass
+            for block in _blocks(contexts, log_prior, block_scores):
+                mixed = _MixtureBlock(block, block_scores, ctx.linear_space)
+                from_above = padded(upstream[block.part].to(sum_dtype), block.size)
+                gradient, share = mixed.gradient_(from_above)
+                shares[block.part] = share[: block.real]
+                sums.add_block(block.place, block.rows, gradient.flatten(0, 1), block_scores.table)
+                del mixed, from_above, gradient  # as in the forward pass
         of_contexts, of_matrix, of_bias = sums.results()
         if of_contexts is not None:
             of_contexts = of_contexts.view_as(contexts)
@@ -318,141 +329,122 @@ def log_mixture(
     return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
 
 
-class _Block(NamedTuple):
-    """The tokens of one block; those behind the first ``real`` only fill it up.
-
-    Attributes:
-        part: where the real tokens stand in the batch.
-        real: their number.
-        contexts: h, shape (t, K, d), in the dtype of the products.
-        log_prior: log pi, shape (t, K).
-        targets: y, shape (t,).
-        margin: m, shape (t, K), or ``None``.
-    """
-
-    part: slice
-    real: int
-    contexts: Tensor
-    log_prior: Tensor
-    targets: Tensor
-    margin: Optional[Tensor]
-
-
 class _MixtureSums:
-    """Losses and gradients, summed over the blocks of a batch.
+    """Losses and gradients, to which the blocks of a batch are added one by one.
 
     Args:
         contexts: h, shape (T, K, d).
         log_prior: log pi, shape (T, K).
+        targets: y, shape (T,).
         matrix: W, shape (N, d).
         bias: b, shape (N,).
-        margin: m, shape (T, K).
-        dtype: of the sums.
+        margin: m, shape (T, K), or ``None``.
+        label_smoothing: eps.
+        linear_space: decides how P is computed.
+        dtype: of the products.
         needed: which gradients of contexts, log prior, table, bias and margin autograd asks for.
 
     Attributes:
-        needed: whether it asks for any.
+        block_scores: W and b.
         loss: the loss.
         nll: the negative log-likelihood.
         gradients: of contexts, table and bias.
-        log_prior: d loss / d log pi, shape (T, K).
-        margin: d loss / d m, shape (T, K), or ``None``.
+        of_log_prior: d loss / d log pi, shape (T, K).
+        of_margin: d loss / d m, shape (T, K), or ``None``.
     """
 
     def __init__(
         self,
         contexts: Tensor,
         log_prior: Tensor,
+        targets: Tensor,
         matrix: Tensor,
         bias: Optional[Tensor],
         margin: Optional[Tensor],
+        label_smoothing: float,
+        *,
+        linear_space: _LinearSpace,
         dtype: torch.dtype,
         needed: Tuple[bool, bool, bool, bool, bool],
     ) -> None:
-        self.needed = any(needed)
-        self.loss, self.nll = (contexts.new_zeros((), dtype=dtype) for _ in range(2))
+        self._targets, self._margin = targets, margin
+        self._linear_space, self._needed = linear_space, any(needed)
+        self._target_weight, self._uniform = smoothing_weights(label_smoothing, matrix.size(0))
+        self.block_scores = BlockScores(matrix, bias, dtype)
+        sum_dtype = self.block_scores.accumulation_dtype
+        self.loss, self.nll = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
         of_sums = (needed[0], needed[2], needed[3])
-        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, dtype, of_sums)
-        self.log_prior = torch.zeros(log_prior.shape, dtype=dtype, device=log_prior.device)
-        self.margin = None if margin is None else torch.zeros_like(self.log_prior)
+        self.gradients = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, of_sums)
+        self.of_log_prior = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+        self.of_margin = None if margin is None else torch.zeros_like(self.of_log_prior)
 
+    def add(self, block: _Block) -> None:
+        """Add the loss of a block, and its gradients."""
+        targets = filled(self._targets[block.part], block.size)  # [t]
+        margins = None
+        if self._margin is not None:
+            margin = self._margin[block.part].to(block.log_prior.dtype)
+            margins = TargetMargin(targets, filled(margin, block.size))
+        if self._uniform:
+            self._add_smoothed(block, targets, margins)
+        else:
+            self._add_likelihood(block, targets, margins)
 
-def _add_likelihood(block: _Block, block_scores: BlockScores, sums: _MixtureSums) -> None:
-    """Add the plain negative log-likelihood of a block, and its gradients.
+    def _add_likelihood(
+        self, block: _Block, targets: Tensor, margins: Optional[TargetMargin]
+    ) -> None:
+        """Add the plain negative log-likelihood of a block, and its gradients.
 
-    Only the target's probability under the mixture is needed: d loss / d s_k = r_k (p_k - onehot).
-    """
-    real, experts = block.real, block.log_prior.size(1)
-    rows = block.contexts.flatten(0, 1)  # [t K, d]
-    targets = block.targets.repeat_interleave(experts)  # [t K]
-    lowered = None if block.margin is None else block.margin.flatten()
-    probabilities, log_z, target_score = block_scores.softmax(rows, targets, lowered)
-    log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
-    nll = -torch.logsumexp(block.log_prior + log_likelihood, 1)[:real].sum()
-    sums.loss += nll
-    responsibility = posterior(block.log_prior, log_likelihood)  # [t, K]
-    responsibility[real:] = 0
-    sums.log_prior[block.part] = -responsibility[:real]
-    if block.margin is not None and sums.margin is not None:
-        miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
-        sums.margin[block.part] = (responsibility * miss)[:real]
-        plain = -unperturbed_nll(-log_likelihood, block.margin)
-        nll = -torch.logsumexp(block.log_prior + plain, 1)[:real].sum()
-    sums.nll += nll
-    weights = responsibility.flatten()
-    sums.gradients.add_block(
-        _rows_of(block.part, experts),
-        rows,
-        probabilities,
-        block_scores.table,
-        GradientForm(targets, weights, weights),
-    )
+        Only the target's probability under the mixture is needed: d loss / d s_k = r_k (p_k -
+        onehot).
+        """
+        real, experts = block.real, block.log_prior.size(1)
+        rows = block.rows  # [t K, d]
+        targets = targets.repeat_interleave(experts)  # [t K]
+        lowered = None if margins is None else margins.margin.flatten()
+        probabilities, log_z, target_score = self.block_scores.softmax(rows, targets, lowered)
+        log_likelihood = (target_score - log_z).view(-1, experts)  # [t, K]
+        nll = -torch.logsumexp(block.log_prior + log_likelihood, 1)[:real].sum()
+        self.loss += nll
+        responsibility = posterior(block.log_prior, log_likelihood)  # [t, K]
+        responsibility[real:] = 0
+        self.of_log_prior[block.part] = -responsibility[:real]
+        if margins is not None and self.of_margin is not None:
+            miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
+            self.of_margin[block.part] = (responsibility * miss)[:real]
+            plain = -unperturbed_nll(-log_likelihood, margins.margin)
+            nll = -torch.logsumexp(block.log_prior + plain, 1)[:real].sum()
+        self.nll += nll
+        weights = responsibility.flatten()
+        form = GradientForm(targets, weights, weights)
+        self.gradients.add_block(block.place, rows, probabilities, self.block_scores.table, form)
 
+    def _add_smoothed(
+        self, block: _Block, targets: Tensor, margins: Optional[TargetMargin]
+    ) -> None:
+        """Add the label-smoothed loss of a block, and its gradients.
 
-def _add_smoothed(
-    block: _Block,
-    block_scores: BlockScores,
-    sums: _MixtureSums,
-    linear_space: _LinearSpace,
-    target_weight: float,
-    uniform: float,
-) -> None:
-    """Add the label-smoothed loss of a block, and its gradients.
-
-    Every word has a derivative g_v, so P is computed over the whole vocabulary.
-
-    Args:
-        block: the tokens.
-        block_scores: W and b.
-        sums: to add to.
-        linear_space: decides how P is computed.
-        target_weight: of the target's -log P.
-        uniform: weight of every word's.
-    """
-    real, experts = block.real, block.log_prior.size(1)
-    margins = None if block.margin is None else TargetMargin(block.targets, block.margin)
-    mixed = _MixtureBlock(block.contexts, block.log_prior, block_scores, linear_space, margins)
-    log_p = mixed.log_mixture[:real]
-    nll = -log_p.gather(1, block.targets[:real].unsqueeze(1)).sum()
-    sums.nll += nll
-    sums.loss += target_weight * nll + uniform * -log_p.sum()
-    if not sums.needed:
-        return
-    upstream = torch.full_like(mixed.log_mixture, -uniform)  # g
-    hit = upstream.new_full((len(upstream), 1), -target_weight)
-    upstream.scatter_add_(1, block.targets.unsqueeze(1), hit)
-    upstream[real:] = 0
-    gradient, share = mixed.gradient_(upstream)  # [t, K, N], [t, K]
-    sums.log_prior[block.part] = share[:real]
-    if sums.margin is not None:
-        index = block.targets.view(-1, 1, 1).expand(-1, experts, 1)
-        sums.margin[block.part] = -gradient.gather(2, index)[:real].squeeze(2)
-    sums.gradients.add_block(
-        _rows_of(block.part, experts),
-        block.contexts.flatten(0, 1),
-        gradient.flatten(0, 1),
-        block_scores.table,
-    )
+        Every word has a derivative g_v, so P is computed over the whole vocabulary.
+        """
+        real, experts = block.real, block.log_prior.size(1)
+        mixed = _MixtureBlock(block, self.block_scores, self._linear_space, margins)
+        log_p = mixed.log_mixture[:real]
+        nll = -log_p.gather(1, targets[:real].unsqueeze(1)).sum()
+        self.nll += nll
+        self.loss += self._target_weight * nll + self._uniform * -log_p.sum()
+        if not self._needed:
+            return
+        upstream = torch.full_like(mixed.log_mixture, -self._uniform)  # g
+        hit = upstream.new_full((len(upstream), 1), -self._target_weight)
+        upstream.scatter_add_(1, targets.unsqueeze(1), hit)
+        upstream[real:] = 0
+        gradient, share = mixed.gradient_(upstream)  # [t, K, N], [t, K]
+        self.of_log_prior[block.part] = share[:real]
+        if self.of_margin is not None:
+            index = targets.view(-1, 1, 1).expand(-1, experts, 1)
+            self.of_margin[block.part] = -gradient.gather(2, index)[:real].squeeze(2)
+        table = self.block_scores.table
+        self.gradients.add_block(block.place, block.rows, gradient.flatten(0, 1), table)
 
 
 class _MixtureCrossEntropy(torch.autograd.Function):
@@ -474,43 +466,24 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor]:
-        target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
         dtype = product_dtype(contexts, matrix)
-        sum_dtype = at_least_float32(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3, 4, 5))
         linear_space = _LinearSpace(contexts.device)
-        add: Callable[[_Block, BlockScores, _MixtureSums], None] = _add_likelihood
-        if uniform:
-            add = partial(
-                _add_smoothed,
-                linear_space=linear_space,
-                target_weight=target_weight,
-                uniform=uniform,
-            )
+        inputs = (contexts, log_prior, targets, matrix, bias, margin)
 
         def summed() -> _MixtureSums:
-            sums = _MixtureSums(contexts, log_prior, matrix, bias, margin, sum_dtype, needed)
-            block_scores = BlockScores(matrix, bias, dtype)
-            for part, size, block_contexts, block_log_prior in _expert_blocks(
-                contexts, log_prior, block_scores, block_elements
-            ):
-                block_margin = None if margin is None else filled(margin[part].to(sum_dtype), size)
-                block = _Block(
-                    part,
-                    part.stop - part.start,
-                    block_contexts,
-                    block_log_prior,
-                    filled(targets[part], size),
-                    block_margin,
-                )
-                add(block, block_scores, sums)
+            sums = _MixtureSums(
+                *inputs, label_smoothing, linear_space=linear_space, dtype=dtype, needed=needed
+            )
+            for block in _blocks(contexts, log_prior, sums.block_scores, block_elements):
+                sums.add(block)
             return sums
 
         with torch.autocast(contexts.device.type, enabled=False):
             sums = summed()
             if linear_space.failed():
                 sums = summed()
-        sums.gradients.save(ctx, (sums.log_prior, log_prior), (sums.margin, margin))
+        sums.gradients.save(ctx, (sums.of_log_prior, log_prior), (sums.of_margin, margin))
         ctx.shape = contexts.shape
         ctx.mark_non_differentiable(sums.nll)
         return sums.loss, sums.nll
