@@ -1,6 +1,6 @@
 """A batch by blocks of tokens: what the losses that never hold tokens x N scores have in common.
 
-In order: ``without_ignored`` leaves out the tokens whose target is padding, ``token_blocks`` cuts
+In order: ``at_rows`` leaves out the tokens whose target is padding, ``token_blocks`` cuts
 the others, and ``BlockScores`` computes the scores of a block and their softmax; ``GradientSums``
 of ``gradient_sums.py`` adds up what follows for contexts, table and bias.
 

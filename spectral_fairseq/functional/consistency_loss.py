@@ -37,14 +37,15 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     aligned,
+    at_rows,
     check_loss_shapes,
     detached_without_grad,
     filled,
+    kept_rows,
     product_dtype,
     smoothing_weights,
     token_blocks,
     tokens_per_block,
-    without_ignored,
 )
 from spectral_fairseq.functional.gradient_sums import GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
@@ -229,7 +230,7 @@ def consistency_cross_entropy(
     check_loss_shapes(contexts, targets, matrix, bias)
     two = (contexts.size(0), 2, contexts.size(-1))
     check_shape("`contexts`", contexts, two, "Stack the hidden states of the two passes.")
-    targets, contexts = without_ignored(ignore_index, targets, contexts)
+    targets, contexts = at_rows(kept_rows(ignore_index, targets), targets, contexts)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
     return ConsistencyLoss(

@@ -54,16 +54,17 @@ from spectral_fairseq.functional.autograd import differentiable_once, outside_gr
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     aligned,
+    at_rows,
     check_loss_shapes,
     detached_without_grad,
     filled,
+    kept_rows,
     padded,
     product_dtype,
     smoothing_weights,
     softmax_,
     token_blocks,
     tokens_per_block,
-    without_ignored,
 )
 from spectral_fairseq.functional.gradient_sums import GradientForm, GradientSums, scaled_gradients
 from spectral_fairseq.functional.precision import at_least_float32
@@ -539,9 +540,8 @@ def mixture_cross_entropy(
     _check_shapes(contexts, log_prior, targets, matrix, bias)
     if margin is not None:
         check_shape("`margin`", margin, log_prior.shape, "Give one for each target and expert.")
-    targets, contexts, log_prior, margin = without_ignored(
-        ignore_index, targets, contexts, log_prior, margin
-    )
+    kept = kept_rows(ignore_index, targets)
+    targets, contexts, log_prior, margin = at_rows(kept, targets, contexts, log_prior, margin)
     contexts, matrix = aligned(contexts, matrix)
     contexts, log_prior, matrix, bias, margin = detached_without_grad(
         contexts, log_prior, matrix, bias, margin
