@@ -141,9 +141,7 @@ def _table_hash(opened: Stored, table: StoredTable, progress: StepCallback, veri
         progress.begin("hash", len(table.weight))
         return tensor_sha256(table.weight, progress.advance)
     if verify:
-        entries = archive.entries(file)
-        archive.check_archive_sizes(entries, file)
-        archive.check_sums(entries, file)
+        archive.check_sums(archive.entries(file), file)
     progress.begin("hash", os.path.getsize(file))
     return sha256(file, progress.advance)
 

@@ -33,33 +33,34 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
 
     Raises:
         zipfile.BadZipFile: the archive is damaged.
+        CheckpointError: the entries declare more bytes than such a file can hold, or two have one
+            name, of which each program takes another.
     """
     if not zipfile.is_zipfile(file):
         return []
     with zipfile.ZipFile(file) as archive:
-        return archive.infolist()
-
-
-def check_archive_sizes(members: List[zipfile.ZipInfo], file: Path) -> int:
-    """Refuse an archive that would become much larger than its file.
-
-    Returns:
-        The bytes that the checkpoint's tensors can have in all.
-
-    Raises:
-        CheckpointError: the entries declare more bytes than such a file can hold.
-    """
+        members = archive.infolist()
     size = os.path.getsize(file)
-    if not members:
-        return size
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    declared = sum(member.file_size for member in members)
+    declared = stored_bytes(members)
     if declared > size * (MAX_INFLATION if packed else 1):
         raise UntrustedError(
             f"entries that fit into the {size:,} bytes of {file}",
             f"a zip archive that declares {declared:,} bytes; fairseq compresses no checkpoint",
         )
-    return declared
+    names = [member.filename for member in members]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UntrustedError(
+            f"one entry of each name in the archive {file}",
+            f"{names.count(twice)} of the name {twice[:80]!r}",
+        )
+    return members
+
+
+def stored_bytes(members: List[zipfile.ZipInfo]) -> int:
+    """The bytes of all entries, when they are unpacked."""
+    return sum(member.file_size for member in members)
 
 
 def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
@@ -67,11 +68,10 @@ def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
 
     Raises:
         CheckpointError: it does not begin at the first byte, as where several archives follow each
-            other in one file; it has two entries of one name; or torch.save did not write it.
+            other in one file; or torch.save did not write it.
     """
     if not members:
         return
-    check_names(members, file)
     in_front = min(member.header_offset for member in members)
     if in_front > 0 or file.suffix == ".distcp":
         raise CheckpointError(
@@ -85,17 +85,6 @@ def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
             f"an archive of torch.save, which has an entry data.pkl, in {file}",
             f"a zip archive of {len(names)} other entries: {listed([n[:60] for n in names])}",
             "Unpack it, and name the file in it.",
-        )
-
-
-def check_names(members: List[zipfile.ZipInfo], file: Path) -> None:
-    """Refuse an archive with several entries of one name, of which each program takes another."""
-    names = [member.filename for member in members]
-    if len({*names}) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UntrustedError(
-            f"one entry of each name in the archive {file}",
-            f"{names.count(twice)} of the name {twice[:80]!r}",
         )
 
 

@@ -37,10 +37,10 @@ import torch
 from spectral_fairseq.checkpoints.allowed import allowed_globals
 from spectral_fairseq.checkpoints.archive import (
     ANOTHER,
-    check_archive_sizes,
     check_one_archive,
     check_sums,
     entries,
+    stored_bytes,
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings
@@ -103,17 +103,17 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
             not a fairseq checkpoint, or holds something else than such a checkpoint does.
     """
     file = checkpoint_file(path)
-    state, stored_bytes = read_torch_file(file, verify)
+    state, most_bytes = read_torch_file(file, verify)
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
-    check_fairseq(state, file, stored_bytes)
+    check_fairseq(state, file, most_bytes)
     return state
 
 
-def check_fairseq(state: Dict[str, Any], file: Path, stored_bytes: int) -> None:
+def check_fairseq(state: Dict[str, Any], file: Path, most_bytes: int) -> None:
     """Check the settings and the model of a fairseq checkpoint that was read."""
     check_settings(state, file)
-    check_model(state["model"], file, stored_bytes)
+    check_model(state["model"], file, most_bytes)
     check_shared_tables(state, file)
 
 
@@ -128,11 +128,11 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
     """
     try:
         members = entries(file)
-        stored_bytes = check_archive_sizes(members, file)
         check_one_archive(members, file)
         if verify:
             check_sums(members, file)
-        return _with_plain_tensors(_read(file, members)), stored_bytes
+        state = _with_plain_tensors(_read(file, members))
+        return state, stored_bytes(members) or os.path.getsize(file)
     except CheckpointError:
         raise
     except PermissionError as error:

@@ -33,9 +33,7 @@ def explain(
     try:
         if os.path.exists(path):  # else a remote path, or an error of fairseq's own
             file = checkpoint_file(path)
-            members = archive.entries(file)
-            archive.check_archive_sizes(members, file)
-            archive.check_one_archive(members, file)
+            archive.check_one_archive(archive.entries(file), file)
         state = original(path, *args, **kwargs)
     except (SpectralFairseqError, FileNotFoundError, PermissionError):
         raise
