@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -17,14 +18,16 @@ import stat
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Callable, Dict, Iterator, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 from spectral_fairseq.errors import (
+    COPY_AGAIN,
     ConfigurationError,
     DamagedError,
     MissingDataError,
     OutputError,
     SpectralFairseqError,
+    check_type,
     first_line,
 )
 
@@ -149,6 +152,30 @@ def read_text(
         return path.read_text(encoding)
     except (OSError, UnicodeDecodeError) as why:
         raise error(f"a text file in UTF-8 at {path}", first_line(why), remedy) from why
+
+
+def read_json(path: Path, kind: str) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        DataError: it cannot be read, or is not JSON.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{kind} in {path}", first_line(error)) from error
+
+
+def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
+    """The same for a file that holds an object.
+
+    Raises:
+        DataError: also if it holds anything else.
+    """
+    value = read_json(path, kind)
+    check_type(value, dict, f"{kind} in {path}", COPY_AGAIN, DamagedError)
+    return value
 
 
 # Note [What a killed process leaves]

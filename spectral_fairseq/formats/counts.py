@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList, other_line
-from spectral_fairseq.checkpoints.json_files import read_json
 from spectral_fairseq.errors import DataError, check_count, check_enough, check_type, plainly
-from spectral_fairseq.files import check_file, read_text
+from spectral_fairseq.files import check_file, read_json, read_text
 from spectral_fairseq.formats import numpy_arrays
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.words import words_of

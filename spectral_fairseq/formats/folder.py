@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict
 
-from spectral_fairseq.checkpoints.json_files import read_json_object
+from spectral_fairseq.files import read_json_object
 from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.words import words_beside

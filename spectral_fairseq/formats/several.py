@@ -10,8 +10,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.json_files import read_json_object
 from spectral_fairseq.errors import DataError, PartsError, listed
+from spectral_fairseq.files import read_json_object
 from spectral_fairseq.formats.parts import check_no_part
 from spectral_fairseq.formats.stored import Stored, Unread
 from spectral_fairseq.functional.row_blocks import same_values

@@ -36,7 +36,6 @@ from spectral_fairseq.checkpoints.dictionary import (
     other_rows,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.json_files import read_json
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -47,7 +46,7 @@ from spectral_fairseq.errors import (
     first_line,
     needs_extra,
 )
-from spectral_fairseq.files import check_file, read_text, why_not_readable
+from spectral_fairseq.files import check_file, read_json, read_text, why_not_readable
 from spectral_fairseq.formats.stored import Stored
 
 # The models that come with this file (XLM-R, mBART, NLLB) number their rows differently, and only

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.json_files import read_json
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.files import read_json
 from spectral_fairseq.formats.opening import open_model
 from tests.checkpoints.made import cone, entries, save
 
