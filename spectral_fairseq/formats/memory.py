@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 import numpy as np
 from torch import Tensor, nn
@@ -60,18 +60,21 @@ def _module(model: nn.Module, kind: str) -> Stored:
     state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of(state)
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-    tensors = _without_adapters(model, {**tensors, **_shared_tables(model, tensors)})
+    tensors = {**tensors, **_shared_tables(model, tensors)}
     inputs = _look_ups(model)
-    words = {
-        k: layer for k, layer in inputs.items() if may_be_table(k, *layer.weight.shape)
-    } or inputs
+    tensors = _without_adapters(model, tensors)
     settings = getattr(getattr(model, "module", model), "config", None)
-    config = ModelConfig()
     if settings is not None and hasattr(settings, "to_dict"):  # of transformers
         config = ModelConfig.of(settings.to_dict())
         padding = config.padding
     else:
-        padding = sorted({row for layer in words.values() for row in _left_out(layer)})
+        # Those of the look-ups of words, or of all if no name tells which these are.
+        words = [layer for k, layer in inputs.items() if may_be_table(k, *layer.weight.shape)]
+        rows = (
+            layer.excluded if isinstance(layer, Table) else [layer.padding_idx]
+            for layer in words or inputs.values()
+        )
+        config, padding = ModelConfig(), sorted({row for some in rows for row in some} - {None})
     return Stored(
         name=f"the module {kind}",
         tensors=tensors,
@@ -95,13 +98,6 @@ def _look_ups(model: nn.Module) -> Dict[str, Any]:
         elif isinstance(layer, Table) and layer not in used:
             found[name or "table"] = layer
     return found
-
-
-def _left_out(layer: Any) -> List[int]:
-    """The rows of a look-up that stand for no word."""
-    if isinstance(layer, Table):
-        return layer.excluded
-    return [] if layer.padding_idx is None else [layer.padding_idx]
 
 
 def _shared_tables(model: nn.Module, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
