@@ -17,6 +17,7 @@ from spectral_fairseq.errors import (
     UntrustedError,
     listed,
 )
+from spectral_fairseq.files import is_named_in_utf8
 
 # Weights hardly shrink when they are compressed; a longer file than this is a trap.
 MAX_INFLATION = 20
@@ -42,7 +43,7 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
         members = archive.infolist()
     size = os.path.getsize(file)
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    declared = stored_bytes(members)
+    declared = sum(member.file_size for member in members)
     if declared > size * (MAX_INFLATION if packed else 1):
         raise UntrustedError(
             f"entries that fit into the {size:,} bytes of {file}",
@@ -56,11 +57,6 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
             f"{names.count(twice)} of the name {twice[:80]!r}",
         )
     return members
-
-
-def stored_bytes(members: List[zipfile.ZipInfo]) -> int:
-    """The bytes of all entries, when they are unpacked."""
-    return sum(member.file_size for member in members)
 
 
 def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
@@ -86,6 +82,12 @@ def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
             f"a zip archive of {len(names)} other entries: {listed([n[:60] for n in names])}",
             "Unpack it, and name the file in it.",
         )
+
+
+def can_be_mapped(members: List[zipfile.ZipInfo], file: Path) -> bool:
+    """Whether torch maps what is in a file; see ``reading.py``, Note [Mapped, not read]."""
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    return bool(members) and stored and is_named_in_utf8(file)
 
 
 def check_sums(members: List[zipfile.ZipInfo], file: Path) -> None:

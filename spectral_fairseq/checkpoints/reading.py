@@ -30,17 +30,17 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Tuple, Union
 
 import torch
 
 from spectral_fairseq.checkpoints.allowed import allowed_globals
 from spectral_fairseq.checkpoints.archive import (
     ANOTHER,
+    can_be_mapped,
     check_one_archive,
     check_sums,
     entries,
-    stored_bytes,
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings
@@ -55,7 +55,6 @@ from spectral_fairseq.errors import (
     first_line,
     listed,
 )
-from spectral_fairseq.files import is_named_in_utf8
 from spectral_fairseq.provenance import torch_release
 
 _TORCH_REBUILDERS = (
@@ -103,17 +102,17 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
             not a fairseq checkpoint, or holds something else than such a checkpoint does.
     """
     file = checkpoint_file(path)
-    state, most_bytes = read_torch_file(file, verify)
+    state, stored_bytes = read_torch_file(file, verify)
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
-    check_fairseq(state, file, most_bytes)
+    check_fairseq(state, file, stored_bytes)
     return state
 
 
-def check_fairseq(state: Dict[str, Any], file: Path, most_bytes: int) -> None:
+def check_fairseq(state: Dict[str, Any], file: Path, stored_bytes: int) -> None:
     """Check the settings and the model of a fairseq checkpoint that was read."""
     check_settings(state, file)
-    check_model(state["model"], file, most_bytes)
+    check_model(state["model"], file, stored_bytes)
     check_shared_tables(state, file)
 
 
@@ -131,8 +130,11 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
         check_one_archive(members, file)
         if verify:
             check_sums(members, file)
-        state = _with_plain_tensors(_read(file, members))
-        return state, stored_bytes(members) or os.path.getsize(file)
+        options: Dict[str, Any] = {"map_location": "cpu"}
+        if torch_release() >= (2, 1) and can_be_mapped(members, file):
+            options["mmap"] = True
+        state = _with_plain_tensors(torch_load(str(file), **options))
+        return state, sum(member.file_size for member in members) or os.path.getsize(file)
     except CheckpointError:
         raise
     except PermissionError as error:
@@ -295,14 +297,6 @@ def _refuse_torchscript(file: Any) -> None:
         opened.seek(start)
     if is_code:
         raise _of_code("a TorchScript archive", getattr(file, "name", file))
-
-
-def _read(file: Path, members: Sequence[zipfile.ZipInfo]) -> Any:
-    options: Dict[str, Any] = {"map_location": "cpu"}
-    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-    if torch_release() >= (2, 1) and members and stored and is_named_in_utf8(file):
-        options["mmap"] = True
-    return torch_load(str(file), **options)
 
 
 # Pickles of protocol 2, which torch writes, name types as Python 2 does.
