@@ -17,7 +17,7 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
+from spectral_fairseq.checkpoints.settings import name_in
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.formats.counts import Counts, words_and_counts
 from spectral_fairseq.formats.memory import open_memory
@@ -69,7 +69,7 @@ def analyse_model(
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
-    prior = recorded_prior(opened.checkpoint, chosen)
+    prior = recorded_prior(opened.training.get("model", {}), chosen)
     measured = measure_table(chosen, options, words, prior, progress)
     result = {
         "path": None if opened.file is None else opened.name,
@@ -78,7 +78,7 @@ def analyse_model(
         "origin": _origin(opened, choice),
         "arch": opened.arch,
         "language_model": _is_language_model(opened),
-        "trained_with": _trained_with(opened.checkpoint, chosen),
+        "trained_with": _trained_with(opened.training.get("criterion", {}), chosen),
         "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
             "name": chosen.name,
@@ -118,9 +118,8 @@ def _is_language_model(opened: Stored) -> bool:
     return has_layers and not any("encoder" in name for name in parts)
 
 
-def _trained_with(checkpoint: Mapping[str, Any], table: StoredTable) -> List[str]:
+def _trained_with(criterion: Mapping[str, Any], table: StoredTable) -> List[str]:
     """Of the methods of a fairseq checkpoint's training those that a report's advice knows."""
-    criterion = checkpoint_settings(checkpoint, "criterion")
     controlled = name_in(criterion, "criterion") == "spectrum_control"
     controlled |= any(criterion.get(name) for name in _CONTROLS)
     methods = {"spectrum control": controlled, "weight norm": table.kind == "weight-norm"}
@@ -129,7 +128,7 @@ def _trained_with(checkpoint: Mapping[str, Any], table: StoredTable) -> List[str
 
 def _origin(opened: Stored, choice: Choice) -> str:
     """``fairseq``, ``model`` or ``vectors``; see ``wording.py``, Note [Origins]."""
-    if opened.checkpoint:
+    if opened.training:
         return "fairseq"
     return "model" if choice.is_known or opened.arch is not None else "vectors"
 
@@ -231,9 +230,8 @@ def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:
     return (path.parent / path.stem).parts or (".",)
 
 
-def recorded_prior(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prior]:
-    """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
-    model = checkpoint_settings(checkpoint, "model")
+def recorded_prior(model: Mapping[str, Any], table: StoredTable) -> Optional[Prior]:
+    """The prior that a table was trained with, by the settings of its model; None without one."""
     if table.kind != "svd" or not model.get("spectrum_prior"):
         return None
     given = {one.name: model.get(one.name, one.default) for one in OPTIONS}

@@ -38,7 +38,7 @@ def open_model(path: Union[str, Path]) -> Stored:
     stored = joined(files, [form.read(one) for form, one in zip(forms, files.paths)])
     by_name = file.name in WEIGHTS or PART.fullmatch(file.name) is not None
     has_neighbours = by_name or bool(files.weight_map) or forms[0].has_neighbours
-    if has_neighbours and not stored.checkpoint:
+    if has_neighbours and not stored.training:
         stored = with_neighbours(stored, file.parent, str(path))
     return replace(stored, name=str(Path(path)))
 

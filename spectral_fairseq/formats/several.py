@@ -148,7 +148,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
     if not files.are_several:
         check_no_part(files.named)
         # fairseq's own checkpoints have their numbers by epoch and update.
-        return replace(read[0], beside=[] if read[0].checkpoint else files.beside)
+        return replace(read[0], beside=[] if read[0].training else files.beside)
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     holders: Dict[str, List[int]] = {}

@@ -49,7 +49,7 @@ class Stored:
         arch: name of the architecture, if it is known.
         epoch: epoch of the training, if it is known.
         updates: updates of the training, if they are known.
-        checkpoint: a fairseq checkpoint without its model; empty for others.
+        training: settings of a fairseq training by node (criterion, model, task); empty for others.
         find_words: (table, number of its rows) -> its words, or None, and a remark on the choice.
         uncounted: rows that stand for no word, where the words are not known.
         only_input: the input table of a model in memory that has one look-up, whatever its name.
@@ -66,7 +66,7 @@ class Stored:
     arch: Optional[str] = None
     epoch: Optional[int] = None
     updates: Optional[int] = None
-    checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     find_words: WordFinder = find_no_words
     uncounted: List[int] = field(default_factory=list)
     only_input: Optional[str] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file, tensors_of
@@ -41,8 +41,7 @@ def read(path: Path) -> Stored:
     """
     state, stored_bytes = read_torch_file(path, verify=False)
     whole = state if isinstance(state, dict) else {}
-    nodes = ("common", "args", "model", "task")
-    common, args, model, task = (checkpoint_settings(whole, node) for node in nodes)
+    task = checkpoint_settings(whole, "task")
     # Many projects save ``model`` beside ``args``; only fairseq's settings name a task.
     names_task = "_name" in task or "task" in task or bool(_OF_FAIRSEQ & {*whole})
     of_fairseq = names_task and bool({"args", "cfg"} & {*whole})
@@ -53,6 +52,7 @@ def read(path: Path) -> Stored:
         tensors = tensors_of(whole["model"])
     else:
         tensors, unread = state_dict_of(state)
+    common, args = (checkpoint_settings(whole, node) for node in ("common", "args"))
     check_saved_whole(path, whole, tensors, {**common, **args})
     if not of_fairseq:
         check_model(tensors, path, stored_bytes)
@@ -62,7 +62,7 @@ def read(path: Path) -> Stored:
         raise CheckpointError(wanted, shown[:300] or "nothing", "Save model.state_dict().")
     stored = Stored(str(path), tensors, unread, path)
     if of_fairseq:
-        return _of_training(stored, whole, task, name_in(model, "arch"))
+        return _of_training(stored, whole)
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
     config = ModelConfig.of(padded)
@@ -78,12 +78,11 @@ def _words_beside(state: Any, table: str, rows: int) -> Tuple[Optional[WordList]
     return find_no_words(table, rows)
 
 
-def _of_training(
-    stored: Stored, checkpoint: Dict[str, Any], task: Mapping[str, Any], arch: Any
-) -> Stored:
+def _of_training(stored: Stored, checkpoint: Mapping[str, Any]) -> Stored:
     """The model of a fairseq checkpoint, with what that says of its words and its training."""
-    del checkpoint["model"]
-    checkpoint.pop("last_optimizer_state", None)
+    nodes = ("criterion", "model", "task")
+    training = {node: checkpoint_settings(checkpoint, node) for node in nodes}
+    arch = name_in(training["model"], "arch")
     history = checkpoint.get("optimizer_history") or [{}]
     last = history[-1] if isinstance(history[-1], dict) else {}
     iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
@@ -92,10 +91,10 @@ def _of_training(
         epoch -= 1  # at the end of an epoch, fairseq saves the number of the next
     return replace(
         stored,
-        find_words=partial(find_dictionary, None, task, path=stored.file),
+        find_words=partial(find_dictionary, None, training["task"], path=stored.file),
         uncounted=[PADDING_ROW],
         arch=None if arch is None else str(arch),
         epoch=None if epoch is None else int(epoch),
         updates=None if updates is None else int(updates),
-        checkpoint=checkpoint,
+        training=training,
     )

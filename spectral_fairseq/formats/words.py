@@ -36,7 +36,6 @@ from spectral_fairseq.checkpoints.dictionary import (
     other_rows,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,
@@ -365,9 +364,8 @@ def words_of(
     if given is None:
         return opened.find_words(table, rows)
     path = Path(given)
-    if opened.checkpoint and (os.path.isdir(path) or is_dictionary(path)):
-        task = checkpoint_settings(opened.checkpoint, "task")
-        return find_dictionary(path, task, table, rows, opened.name)
+    if opened.training and (os.path.isdir(path) or is_dictionary(path)):
+        return find_dictionary(path, opened.training["task"], table, rows, opened.name)
     if os.path.isdir(path):
         vocabulary = vocabulary_file(path, "encoder" not in table.split("."))
         files = [vocabulary] if vocabulary is not None else dictionary_files(path, {}, table)

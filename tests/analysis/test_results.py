@@ -68,16 +68,16 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     table = extracted(model)
     for kind in PRIORS:
         flags = {**SC, "spectrum_prior": kind}
-        prior = recorded_prior({"cfg": {"model": flags}}, table)
+        prior = recorded_prior(flags, table)
         assert prior == SVDEmbedding(61, 6, 1, prior=kind).prior_settings == Prior(kind)
     flags = {**SC, "spectrum_c1": "7.5", "spectrum_gamma": 0.3}
-    assert recorded_prior({"cfg": {"model": flags}}, table).c1 == 7.5
-    assert recorded_prior({"cfg": {"model": flags}}, table).gamma == 0.3
-    assert recorded_prior({"cfg": {"model": {}}}, table) is None
+    assert recorded_prior(flags, table).c1 == 7.5
+    assert recorded_prior(flags, table).gamma == 0.3
+    assert recorded_prior({}, table) is None
     older = {name: value for name, value in SC.items() if name != "spectrum_c2"}
-    assert recorded_prior({"cfg": {"model": older}}, table).c2 == Prior.c2
+    assert recorded_prior(older, table).c2 == Prior.c2
     table.kind = "plain"
-    assert recorded_prior({"cfg": {"model": SC}}, table) is None
+    assert recorded_prior(SC, table) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
 def test_a_prior_that_cannot_be(changed):
     table = extracted(entries(with_padding(cone()), "svd"))
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
-        recorded_prior({"cfg": {"model": {**SC, **changed}}}, table)
+        recorded_prior({**SC, **changed}, table)
 
 
 def test_what_has_no_end_is_not_hashed(tmp_path):

@@ -15,7 +15,7 @@ from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.files import read_json
 from spectral_fairseq.formats.opening import open_model
-from tests.checkpoints.made import cone, entries, save
+from tests.checkpoints.made import cone, entries, save, save_dictionary
 
 NAME = "model.embed_tokens.weight"
 TABLE = cone(30, 4)
@@ -152,6 +152,17 @@ def test_the_epoch_of_a_checkpoint_is_the_last_that_was_trained(iterator, epoch,
     state = {"args": None, "cfg": None, "model": {NAME: TABLE}}
     torch.save({**state, "extra_state": {"train_iterator": iterator}}, tmp_path / "a.pt")
     assert open_model(tmp_path / "a.pt").epoch == epoch
+
+
+def test_settings_in_containers_of_omegaconf_are_read(tmp_path):
+    omegaconf = pytest.importorskip("omegaconf")
+    save_dictionary(tmp_path / "dict.txt", 26)
+    nodes = {"model": {"_name": "transformer_sc"}, "task": {"data": str(tmp_path)}}
+    nodes = {name: omegaconf.OmegaConf.create(node) for name, node in nodes.items()}
+    opened = open_model(save(tmp_path / "a.pt", entries(TABLE), **nodes))
+    words, remark = opened.find_words("decoder.embed_tokens", 30)
+    assert opened.arch == "transformer_sc" and words.symbols[4] == "w0"
+    assert remark == "found in the folder of the training data"
 
 
 def test_what_stands_beside_a_model_is_read(tmp_path):
