@@ -17,7 +17,6 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.settings import name_in
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.formats.counts import Counts, words_and_counts
 from spectral_fairseq.formats.memory import open_memory
@@ -120,7 +119,7 @@ def _is_language_model(opened: Stored) -> bool:
 
 def _trained_with(criterion: Mapping[str, Any], table: StoredTable) -> List[str]:
     """Of the methods of a fairseq checkpoint's training those that a report's advice knows."""
-    controlled = name_in(criterion, "criterion") == "spectrum_control"
+    controlled = criterion.get("_name") == "spectrum_control"
     controlled |= any(criterion.get(name) for name in _CONTROLS)
     methods = {"spectrum control": controlled, "weight norm": table.kind == "weight-norm"}
     return [name for name, used in methods.items() if used]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.settings import data_folder_in, name_in
+from spectral_fairseq.checkpoints.settings import data_folder_in
 from spectral_fairseq.errors import DataError, check_enough, listed
 from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
 from spectral_fairseq.functional.word_counts import were_counted
@@ -159,7 +159,7 @@ def added_symbols(task: Mapping[str, Any], where: Path) -> List[str]:
 
     They are languages and the mask of denoising, in the order in which fairseq appends them.
     """
-    name = str(name_in(task, "task"))
+    name = str(task.get("_name"))
     pairs, languages = _languages_of_pairs(task), _listed(task.get("langs"))
     if name in _MASKING:
         return ["<mask>"]

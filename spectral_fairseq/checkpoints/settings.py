@@ -187,22 +187,25 @@ def by_name(node: Any) -> Any:
 
 
 def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
-    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``."""
+    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``.
+
+    Its ``_name`` is what it chooses: the task, the arch, and so on.
+    """
     cfg = checkpoint.get("cfg")
     stored = cfg.get(node) if isinstance(cfg, dict) else None
     if stored is None:
         stored = checkpoint.get("args") or {}
-    if isinstance(stored, dict):
-        return dict(stored)
-    return dict(vars(stored)) if hasattr(stored, "__dict__") else {}
+    settings = dict(stored) if isinstance(stored, dict) else dict(getattr(stored, "__dict__", {}))
+    name = name_in(settings, "arch" if node == "model" else node)
+    return settings if name is None else {**settings, "_name": name}
 
 
 def name_in(settings: Mapping[str, Any], kind: str) -> Any:
     """What a checkpoint's settings choose: its task, arch or criterion; None if they do not say.
 
     Args:
-        settings: a node that :func:`checkpoint_settings` gives. One of ``cfg`` has the choice under
-            ``_name``, an old ``args`` under the name of the flag.
+        settings: a node of ``cfg``, which has the choice under ``_name``, or an old ``args``, which
+            has it under the name of the flag.
         kind: the flag: ``task``, ``arch`` or ``criterion``.
     """
     return settings.get("_name") or settings.get(kind)

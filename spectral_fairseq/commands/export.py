@@ -160,12 +160,12 @@ def _to_folder(args: argparse.Namespace) -> Printed:
 
 def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
     """Refuse tasks that append their languages to the dictionaries of the training data."""
-    from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings
 
     task = checkpoint_settings(checkpoint, "task")
     if task.get("lang_pairs"):
         wanted = f"a model of one language pair, for --to {target}"
-        raise NoEquivalentError(wanted, f"one of --task {name_in(task, 'task')}")
+        raise NoEquivalentError(wanted, f"one of --task {task.get('_name')}")
 
 
 def _fill_huggingface(

@@ -10,7 +10,7 @@ from typing import Any, ContextManager, Mapping, Optional, Tuple
 
 import torch
 
-from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import check_known_elsewhere, plain_checkpoint
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.errors import NoEquivalentError, check_choice, needs_extra
@@ -50,7 +50,7 @@ def write_ctranslate2(
     absent = [flag for flag, name in _SCALES.items() if not any(name in k for k in plain["model"])]
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
-    names = {"task": name_in(task, "task"), "arch": cfg["model"]["_name"]}
+    names = {"task": task.get("_name"), "arch": cfg["model"]["_name"]}
     flags = {**task, **cfg["model"], **names, **dict.fromkeys(absent, False)}
     plain["cfg"] = {**cfg, "model": Namespace(**flags)}
     source, target = languages or (None, None)

@@ -16,11 +16,7 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.settings import (
-    checkpoint_settings,
-    data_folder_in,
-    name_in,
-)
+from spectral_fairseq.checkpoints.settings import checkpoint_settings, data_folder_in
 from spectral_fairseq.commands.overrides import check_overrides
 from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import (
@@ -107,7 +103,7 @@ def load_language_model(
         if settings.get(flag[2:].replace("-", "_")):
             wanted = "a language model of the next token, whose text starts with </s>"
             raise UnsupportedError(wanted, f"one trained with {flag}", by_eval_lm(flag))
-    arch = str(name_in(checkpoint_settings(checkpoint, "model"), "arch"))
+    arch = str(checkpoint_settings(checkpoint, "model").get("_name"))
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
     model, task = load_model_and_task(path, data, overrides)

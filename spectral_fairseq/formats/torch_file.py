@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional, Tuple
 
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file, tensors_of
-from spectral_fairseq.checkpoints.settings import checkpoint_settings, name_in
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.tensors import check_model
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
@@ -41,9 +41,8 @@ def read(path: Path) -> Stored:
     """
     state, stored_bytes = read_torch_file(path, verify=False)
     whole = state if isinstance(state, dict) else {}
-    task = checkpoint_settings(whole, "task")
     # Many projects save ``model`` beside ``args``; only fairseq's settings name a task.
-    names_task = "_name" in task or "task" in task or bool(_OF_FAIRSEQ & {*whole})
+    names_task = "_name" in checkpoint_settings(whole, "task") or bool(_OF_FAIRSEQ & {*whole})
     of_fairseq = names_task and bool({"args", "cfg"} & {*whole})
     of_fairseq = of_fairseq and isinstance(whole.get("model"), dict)
     unread: Mapping[str, Unread] = {}
@@ -82,7 +81,7 @@ def _of_training(stored: Stored, checkpoint: Mapping[str, Any]) -> Stored:
     """The model of a fairseq checkpoint, with what that says of its words and its training."""
     nodes = ("criterion", "model", "task")
     training = {node: checkpoint_settings(checkpoint, node) for node in nodes}
-    arch = name_in(training["model"], "arch")
+    arch = training["model"].get("_name")
     history = checkpoint.get("optimizer_history") or [{}]
     last = history[-1] if isinstance(history[-1], dict) else {}
     iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
