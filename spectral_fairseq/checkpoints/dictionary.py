@@ -15,7 +15,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.settings import data_folder_in
 from spectral_fairseq.errors import DataError, check_enough, listed
-from spectral_fairseq.files import check_file, names_in, read_text, why_not_readable
+from spectral_fairseq.files import check_file, names_in, read_text
 from spectral_fairseq.functional.word_counts import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -212,9 +212,9 @@ def _folders_in(where: Path) -> List[str]:
 def _lines_of(file: Any, where: Path) -> List[str]:
     """The languages that a file lists, at its place or beside the dictionaries."""
     for path in (Path(str(file)), where / os.path.basename(str(file))) if file else ():
-        if why_not_readable(path) is None:
-            lines = path.read_text("utf-8", "replace").splitlines()
-            return [line.strip() for line in lines if line.strip()]
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as lines:
+                return list(filter(None, map(str.strip, lines)))
     return []
 
 

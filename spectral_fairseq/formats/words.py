@@ -45,7 +45,7 @@ from spectral_fairseq.errors import (
     first_line,
     needs_extra,
 )
-from spectral_fairseq.files import check_file, read_json, read_text, why_not_readable
+from spectral_fairseq.files import check_file, read_json, read_text
 from spectral_fairseq.formats.stored import Stored
 
 # The models that come with this file (XLM-R, mBART, NLLB) number their rows differently, and only
@@ -155,7 +155,7 @@ def read_vocabulary(path: Path) -> WordList:
 
 def is_dictionary(path: Path) -> bool:
     """Whether a file is a dict.txt; also if it is missing or empty, which its reader explains."""
-    return why_not_readable(path) is not None or _reader_of(path) is read_dictionary
+    return not os.path.isfile(path) or _reader_of(path) is read_dictionary
 
 
 def _reader_of(path: Path) -> Callable[[Path], WordList]:
@@ -393,7 +393,7 @@ def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optio
 def _fitted_and_remark(
     path: Path, rows: int, table: str, model: str, where: str
 ) -> Tuple[WordList, str]:
-    counted = why_not_readable(path) is None and is_dictionary(path)
+    counted = os.path.isfile(path) and is_dictionary(path)
     lines = len([*filter(str.strip, _lines_of(path))]) if counted else 0
     if counted and lines == rows:
         # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
