@@ -162,7 +162,7 @@ def test_refused_numbers_of_numpy_are_plain():
         lambda: check_range("`a`", np.int64(-1), at_least=0),
         lambda: check_choice("`a`", np.int64(3), ["x"]),
         lambda: check_shape("a", torch.ones(2), (np.int64(3),), "-"),
-        lambda: with_counts(None, np.array([0.5]), 1, "counts"),
+        lambda: with_counts(None, np.array([0.5]), 1),
         lambda: PlainEmbedding(4, 3, padding_idx=np.int64(9)),
     ):
         with pytest.raises(SpectralFairseqError) as caught:

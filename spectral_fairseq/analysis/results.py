@@ -18,12 +18,13 @@ from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
-from spectral_fairseq.formats.counts import Counts, words_and_counts
+from spectral_fairseq.formats.counts import Counts, with_counts
 from spectral_fairseq.formats.memory import open_memory
 from spectral_fairseq.formats.opening import open_model
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import StoredTable, read_table
 from spectral_fairseq.formats.which_table import Choice, choose
+from spectral_fairseq.formats.words import words_of
 from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.methods.prior import OPTIONS, prior_of
 from spectral_fairseq.options import arguments
@@ -64,7 +65,9 @@ def analyse_model(
     opened = open_model(model) if is_path(model) else open_memory(model)
     choice = choose(opened, table)
     rows, _ = choice.shape
-    words, remark = words_and_counts(opened, choice.names[0], rows, dictionary, counts)
+    words, remark = words_of(opened, choice.names[0], rows, dictionary)
+    if counts is not None:
+        words = with_counts(words, counts, rows, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(opened, choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)

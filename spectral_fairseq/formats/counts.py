@@ -1,4 +1,4 @@
-"""The words of a table, and how often each occurs, from a file or from Python.
+"""How often each word of a table occurs, from a file or from Python.
 
 A file has lines "<word> <count>", or one count a line in the order of the rows; or it is JSON, an
 object word -> count or a list; or a file of numpy with one count for each row.
@@ -9,54 +9,16 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList, other_line
 from spectral_fairseq.errors import DataError, check_count, check_enough, check_type, plainly
 from spectral_fairseq.files import check_file, read_json, read_text
 from spectral_fairseq.formats import numpy_arrays
-from spectral_fairseq.formats.stored import Stored
-from spectral_fairseq.formats.words import words_of
 
 Counts = Union[Mapping[str, float], Sequence[float]]
-
-
-def words_and_counts(
-    opened: Stored,
-    table: str,
-    rows: int,
-    dictionary: Optional[Union[str, Path]],
-    counts: Optional[Union[str, Path, Counts]],
-) -> Tuple[Optional[WordList], str]:
-    """The words of a table's rows with their counts, as far as they are known.
-
-    Args:
-        opened: the model.
-        table: its name.
-        rows: their number.
-        dictionary: value of ``--dict``.
-        counts: value of ``--counts``; None leaves those of the dictionary.
-
-    Returns:
-        The words or None, and a sentence on which dictionary was chosen.
-
-    Raises:
-        DataError: one of them is unusable, or does not belong to the table.
-    """
-    words, remark = words_of(opened, table, rows, dictionary)
-    if words is not None:  # what the settings say of padding counts whatever its token is called
-        padding = [row for row in opened.uncounted if row < rows]
-        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
-    if counts is None:
-        return words, remark
-    if isinstance(counts, (str, os.PathLike)):
-        word_counts, source = read_counts(Path(counts)), str(counts)
-    else:
-        word_counts, source = counts, "the given counts"
-    return with_counts(words, word_counts, rows, source, opened.uncounted), remark
 
 
 def read_counts(path: Path) -> Counts:
@@ -103,13 +65,26 @@ def _from_lines(path: Path) -> Counts:
 
 
 def with_counts(
-    words: Optional[WordList], counts: Counts, rows: int, source: str, uncounted: Sequence[int] = ()
+    words: Optional[WordList],
+    given: Union[str, os.PathLike[str], Counts],
+    rows: int,
+    uncounted: Sequence[int] = (),
 ) -> WordList:
     """The words with these counts; a word that is not counted has 0.
+
+    Args:
+        words: of the table, as far as they are known.
+        given: value of ``--counts``.
+        rows: of the table.
+        uncounted: rows that stand for no word, where the words are not known.
 
     Raises:
         DataError: they do not belong to the table, or are no counts.
     """
+    if isinstance(given, (str, os.PathLike)):
+        counts, source = read_counts(Path(given)), str(given)
+    else:
+        counts, source = given, "the given counts"
     if isinstance(counts, Mapping):
         if words is None:
             raise DataError(

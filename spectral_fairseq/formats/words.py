@@ -13,6 +13,7 @@ import base64
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import (
     Any,
@@ -357,13 +358,30 @@ def words_of(
 ) -> Tuple[Optional[WordList], str]:
     """The words of a table, if they are known, and a remark on where they are from.
 
+    Args:
+        opened: the model.
+        table: its name.
+        rows: their number.
+        given: value of ``--dict``.
+
     Raises:
         DataError: ``given`` is unusable, or does not belong to the table.
         ConfigurationError: the package that reads it is not installed.
     """
     if given is None:
-        return opened.find_words(table, rows)
-    path = Path(given)
+        words, remark = opened.find_words(table, rows)
+    else:
+        words, remark = _given_words(opened, table, rows, Path(given))
+    if words is not None:  # what the settings say of padding counts whatever its token is called
+        padding = [row for row in opened.uncounted if row < rows]
+        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
+    return words, remark
+
+
+def _given_words(
+    opened: Stored, table: str, rows: int, path: Path
+) -> Tuple[Optional[WordList], str]:
+    """The words in a file or folder that was named, and what they are."""
     if opened.training and (os.path.isdir(path) or is_dictionary(path)):
         return find_dictionary(path, opened.training["task"], table, rows, opened.name)
     if os.path.isdir(path):

@@ -314,9 +314,9 @@ def test_counts(name, tmp_path):
     else:
         (tmp_path / name).write_text(COUNT_FILES[name], "utf-8")
     words = WordList("vocab.json", ["the", "b", "c", "filler"], [0] * 4, [3])
-    assert with_counts(words, read_counts(tmp_path / name), 4, name).counts == [7, 3, 2, 0]
+    assert with_counts(words, tmp_path / name, 4).counts == [7, 3, 2, 0]
     if "rows" in name:
-        alone = with_counts(None, read_counts(tmp_path / name), 3, name)
+        alone = with_counts(None, tmp_path / name, 3)
         assert alone.counts == [7, 3, 2] and alone.symbols == ["row 0", "row 1", "row 2"]
 
 
@@ -346,7 +346,7 @@ def test_unusable_counts(content, message, tmp_path):
     (tmp_path / "counts.txt").write_text(content)
     words = WordList("vocab.json", ["a", "b", "c"], [0] * 3, [])
     with pytest.raises(DataError, match=message):
-        with_counts(words, read_counts(tmp_path / "counts.txt"), 3, "counts.txt")
+        with_counts(words, tmp_path / "counts.txt", 3)
 
 
 def test_one_array_of_counts_is_needed(tmp_path):
@@ -357,29 +357,29 @@ def test_one_array_of_counts_is_needed(tmp_path):
 
 def test_counts_by_word_need_words():
     with pytest.raises(DataError, match="without a vocabulary"):
-        with_counts(None, {"a": 1}, 3, "counts.txt")
+        with_counts(None, {"a": 1}, 3)
 
 
 def test_counts_leave_rows_without_words_uncounted():
-    found = with_counts(None, [0, 5, 3], 3, "counts.txt", uncounted=[0])
+    found = with_counts(None, [0, 5, 3], 3, uncounted=[0])
     assert found.path is None and found.uncounted_rows() == [0]
 
 
 def test_a_list_of_counts_that_leaves_out_a_row_before_the_last_word_is_refused():
     """Every word after the padding would get its neighbour's count."""
     words = WordList("dict.txt", ["<s>", "<pad>", "a", "b", "filler"], [0] * 5, [1, 4])
-    assert with_counts(words, [1, 0, 7, 3], 5, "counts").counts == [1, 0, 7, 3, 0]
+    assert with_counts(words, [1, 0, 7, 3], 5).counts == [1, 0, 7, 3, 0]
     with pytest.raises(DataError, match="a count for each of 5 rows"):
-        with_counts(words, [1, 7, 3], 5, "counts")
+        with_counts(words, [1, 7, 3], 5)
 
 
 def test_no_memory_is_taken_for_the_rows_that_a_file_declares():
     """A file of a hundred bytes may declare any number of rows without numbers."""
     for counts in ([7, 3], {"a": 1}):
         with pytest.raises(DataError, match="counts"):
-            with_counts(None, counts, 2**60, "counts.txt")
+            with_counts(None, counts, 2**60)
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
 def test_counts_from_python(kind):
-    assert with_counts(None, kind([7, 3, 0]), 3, "the given counts").counts == [7, 3, 0]
+    assert with_counts(None, kind([7, 3, 0]), 3).counts == [7, 3, 0]
