@@ -155,7 +155,7 @@ def read_vocabulary(path: Path) -> WordList:
 
 
 def is_dictionary(path: Path) -> bool:
-    """Whether a file is a dict.txt; also if it is missing or empty, which its reader explains."""
+    """Whether a file is a dict.txt; also what is no file or empty, which its reader explains."""
     return not os.path.isfile(path) or _reader_of(path) is read_dictionary
 
 
@@ -382,15 +382,15 @@ def _given_words(
     opened: Stored, table: str, rows: int, path: Path
 ) -> Tuple[Optional[WordList], str]:
     """The words in a file or folder that was named, and what they are."""
-    if opened.training and (os.path.isdir(path) or is_dictionary(path)):
-        return find_dictionary(path, opened.training["task"], table, rows, opened.name)
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not opened.training:
         vocabulary = vocabulary_file(path, "encoder" not in table.split("."))
         files = [vocabulary] if vocabulary is not None else dictionary_files(path, {}, table)
         if not files:
             remedy = f"Give {_KNOWN} with --dict."
             raise MissingDataError(f"a dictionary or a tokenizer in {path}", "none", remedy)
         path = files[0]
+    elif opened.training and is_dictionary(path):
+        return find_dictionary(path, opened.training["task"], table, rows, opened.name)
     return _fitted_and_remark(path, rows, table, opened.name, "given")
 
 
