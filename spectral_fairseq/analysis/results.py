@@ -69,7 +69,7 @@ def analyse_model(
     if counts is not None:
         words = with_counts(words, counts, rows, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
-    chosen = read_table(opened, choice, uncounted)
+    chosen = read_table(choice, uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
     prior = recorded_prior(opened.training.get("model", {}), chosen)
     measured = measure_table(chosen, options, words, prior, progress)
@@ -77,7 +77,7 @@ def analyse_model(
         "path": None if opened.file is None else opened.name,
         "label": label or label_of(model),
         "sha256": table_hash,
-        "origin": _origin(opened, choice),
+        "origin": _origin(choice),
         "arch": opened.arch,
         "language_model": _is_language_model(opened),
         "trained_with": _trained_with(opened.training.get("criterion", {}), chosen),
@@ -85,7 +85,7 @@ def analyse_model(
         "table": {
             "name": chosen.name,
             "names": choice.names,
-            "choice": choice_in_words(choice, opened),
+            "choice": choice_in_words(choice),
             "is_output": choice.of_softmax,
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
@@ -128,11 +128,11 @@ def _trained_with(criterion: Mapping[str, Any], table: StoredTable) -> List[str]
     return [name for name, used in methods.items() if used]
 
 
-def _origin(opened: Stored, choice: Choice) -> str:
+def _origin(choice: Choice) -> str:
     """``fairseq``, ``model`` or ``vectors``; see ``wording.py``, Note [Origins]."""
-    if opened.training:
+    if choice.model.training:
         return "fairseq"
-    return "model" if choice.is_known or opened.arch is not None else "vectors"
+    return "model" if choice.is_known or choice.model.arch is not None else "vectors"
 
 
 def _table_hash(opened: Stored, table: StoredTable, progress: StepCallback, verify: bool) -> str:

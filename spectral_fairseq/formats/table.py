@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence, Type
+from typing import Dict, Iterable, List, Mapping, Optional, Type
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.tensors import FLOATING
 from spectral_fairseq.embeddings import PlainEmbedding, Table
-from spectral_fairseq.embeddings.entries import PADDING_ROW, dense_form
+from spectral_fairseq.embeddings.entries import dense_form
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.formats.matrices import dtype_name
-from spectral_fairseq.formats.stored import Stored
-from spectral_fairseq.formats.which_table import Choice, choose
+from spectral_fairseq.formats.which_table import Choice
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 
 
@@ -49,22 +48,17 @@ class StoredTable:
     initial_norm: Optional[float] = None
 
 
-def read_table(
-    stored: Stored, choice: Optional[Choice] = None, excluded: Optional[Sequence[int]] = None
-) -> StoredTable:
+def read_table(choice: Choice, excluded: Iterable[int]) -> StoredTable:
     """Read one table.
 
     Args:
-        stored: the model.
-        choice: of the table; that of the output layer if not given.
-        excluded: rows that stand for no word; only fairseq's padding row if not given.
+        choice: of the table.
+        excluded: rows that stand for no word.
 
     Raises:
-        CheckpointError: as for :func:`choose`.
         DataError: whole numbers, fewer words than dimensions, or entries that are not finite.
     """
-    choice = choice or choose(stored)
-    kind, name = choice.kind, f"{choice.names[0]} of {stored.name}"
+    kind, name = choice.kind, f"{choice.names[0]} of {choice.model.name}"
     main = choice.entries[kind.entries[0]]
     if main.dtype not in FLOATING:
         raise DataError(
@@ -73,12 +67,12 @@ def read_table(
             "Take the model as it was before it was quantized, or choose with --table NAME.",
         )
     count, dim = choice.shape
-    uncounted = sorted({PADDING_ROW} if excluded is None else {*excluded})
-    left_out = torch.tensor([row for row in uncounted if row < count], dtype=torch.long)
+    uncounted = sorted({row for row in excluded if row < count})
+    left_out = torch.tensor(uncounted, dtype=torch.long)
     words = count - len(left_out)
     if words < dim:
         raise DataError(
-            f"at least as many words as dimensions (N >= d) in {choice.names[0]} of {stored.name}",
+            f"at least as many words as dimensions (N >= d) in {name}",
             f"N = {words} words, padding and made-up rows left out, and d = {dim}",
             "If the matrix is not a table of words, choose another with --table NAME.",
         )

@@ -39,6 +39,7 @@ class Choice:
     """The table of a model that is measured, and what a report says about it.
 
     Attributes:
+        model: that has it.
         names: the modules that hold it; the first is the one to read.
         entries: what that module stores.
         tables: the names of every table over words, of which this need not be one.
@@ -55,6 +56,7 @@ class Choice:
         declared: what the settings say of its size, where it has another.
     """
 
+    model: Stored
     names: List[str]
     entries: Mapping[str, Tensor]
     tables: List[List[str]]
@@ -121,6 +123,7 @@ def choose(stored: Stored, wanted: Optional[str] = None) -> Choice:
     else:
         output = BY_DEFAULT if stored.config.by_default else UNKNOWN
     return Choice(
+        model=stored,
         names=names,
         entries=matrices.entries_of(names[0]),
         tables=tables,

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence
 import spectral_fairseq
 from benchmarks.harness import KEEP_FREED_MEMORY, commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.table import read_table
 from spectral_fairseq.formats.which_table import choose
@@ -119,7 +120,7 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     shared = "decoder.output_projection.weight" in state["model"]
     wanted = "decoder.output_projection" if shared else None
     model = Stored(str(checkpoint), state["model"])
-    table = read_table(model, choose(model, wanted))
+    table = read_table(choose(model, wanted), [PADDING_ROW])
     gram = table_gram(table.weight)
     sigma, _ = right_singular_system_of_gram(gram, len(table.weight))
     rms = float(sigma.square().mean().sqrt())

@@ -30,10 +30,9 @@ def chosen(tensors, wanted=None):
     return choose(Stored("x.pt", tensors), wanted).names
 
 
-def extracted(tensors, wanted=None, excluded=None):
-    """The table of a model in memory as it is measured."""
-    model = Stored("x.pt", tensors)
-    return read_table(model, choose(model, wanted), excluded)
+def extracted(tensors, wanted=None, excluded=(1,)):
+    """The table of a model in memory as it is measured, without fairseq's padding row."""
+    return read_table(choose(Stored("x.pt", tensors), wanted), excluded)
 
 
 def with_padding(rows):

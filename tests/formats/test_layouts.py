@@ -39,7 +39,7 @@ def test_the_output_table_is_found(transformers, kind, settings, name, padding, 
         assert opened.arch == kind and opened.uncounted == padding
         chosen = choose(opened)
         assert name in chosen.names
-        table = read_table(opened, chosen, opened.uncounted)
+        table = read_table(chosen, opened.uncounted)
         assert torch.equal(table.weight, expected[table.rows])
         assert table.rows.tolist() == [n for n in range(len(expected)) if n not in padding]
 

@@ -35,7 +35,7 @@ def describe_choice(chosen, tables, **settings):
     tensors = {f"{name}.weight": torch.full((9, 4), float(held[name])) for name in held}
     tensors.update({name: torch.ones(9, 4) for name in chosen if name not in held})
     model = Stored("model", tensors, config=ModelConfig.of(settings))
-    return choice_in_words(choose(model, chosen[0]), model)
+    return choice_in_words(choose(model, chosen[0]))
 
 
 def test_the_choice_is_described():
