@@ -20,7 +20,6 @@ from spectral_fairseq.embeddings.entries import (
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, listed
 from spectral_fairseq.formats.roles import (
     adapted,
-    has_output,
     has_output_beside,
     in_layers,
     is_in_pieces,
@@ -81,7 +80,7 @@ class Matrices:
     def _tables(self) -> List[List[str]]:
         shapes = self._shapes()
         names = _fitting_tables(shapes, self.sizes)
-        if names and not has_output([names]):
+        if names and not any(map(is_output_name, names)):
             names += self._nameless_outputs({shapes[name][0] for name in names})
         tables: List[List[str]] = []
         alike: Dict[Any, List[List[str]]] = {}
@@ -121,7 +120,7 @@ class Matrices:
         """
         shapes = self._shapes()
         fitting = _fitting_tables(shapes, self.sizes)
-        outputs = [name for name in fitting if has_output([[name]])]
+        outputs = [name for name in fitting if is_output_name(name)]
         inputs = {shapes[name][0] for name in set(fitting).difference(outputs)} | {*self.sizes}
         upright = any(shapes[name][0] in inputs for name in outputs)
         if upright or not inputs or self._nameless_outputs(inputs):

@@ -38,11 +38,6 @@ class Files(NamedTuple):
     beside: Sequence[str] = ()
     remark: str = ""
 
-    @property
-    def are_several(self) -> bool:
-        """Whether the tensors of several files, or those that an index names, are put together."""
-        return len(self.paths) > 1 or bool(self.weight_map)
-
 
 def files_of(file: Path, there: Sequence[str], named: bool) -> Files:
     """All files of the model of which a file is one, or which an index names.
@@ -145,7 +140,7 @@ def joined(files: Files, read: Sequence[Stored]) -> Stored:
         CheckpointError: a file lacks a tensor that the index says it has, or the only file is the
             part of a model that one of several processes has.
     """
-    if not files.are_several:
+    if len(files.paths) == 1 and not files.weight_map:
         check_no_part(files.named)
         # fairseq's own checkpoints have their numbers by epoch and update.
         return replace(read[0], beside=[] if read[0].training else files.beside)

@@ -23,6 +23,7 @@ from spectral_fairseq.formats.roles import (
     is_in_pieces,
     is_output,
     is_output_entry,
+    is_output_name,
     output_tables,
 )
 from spectral_fairseq.formats.stored import Stored
@@ -188,12 +189,12 @@ def _check_copies(matrices: Matrices) -> None:
     shapes = {names[0]: matrices.shape(names[0]) for names in tables}
     outputs = [names for names in output_tables(tables) if has_output_beside([names])]
     for output in outputs:
-        if any(not has_output([[name]]) for name in output):
+        if not all(map(is_output_name, output)):
             continue  # which is one with a table of the input
         others = [
             names[0]
             for names in tables
-            if not has_output([names]) and shapes[names[0]] == shapes[output[0]]
+            if not any(map(is_output_name, names)) and shapes[names[0]] == shapes[output[0]]
         ]
         if others:
             raise CheckpointError(
