@@ -88,7 +88,7 @@ def analyse_model(
             "choice": choice_in_words(choice),
             "is_output": choice.of_softmax,
             "kind": chosen.kind,
-            "rows": chosen.stored_rows,
+            "rows": rows,
             "words": len(chosen.rows),
             "dimensions": chosen.weight.size(1),
             "dtype": chosen.dtype,

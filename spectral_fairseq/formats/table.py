@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, Optional, Type
+from typing import Dict, Iterable, Mapping, Optional, Type
 
 import torch
 from torch import Tensor
@@ -23,13 +23,11 @@ class StoredTable:
 
     Attributes:
         name: module that holds it in the checkpoint.
-        names: all modules that hold it, ``name`` first.
         kind: one of the kinds of :data:`spectral_fairseq.embeddings.TABLES`.
         weight: W, shape (N, d): the rows that count. A plain matrix keeps its type, and its place
             in the file where no row is left out in between; a product of factors is float32
             (float64 if they are).
         rows: the row in the checkpoint of each row of ``weight``, shape (N,).
-        stored_rows: number of rows in the checkpoint.
         dtype: in which it is stored.
         orthogonality: distances of stored factors from orthonormal columns, by measure.
         stored_sigma: singular values as learned, largest first, shape (d,), if they are stored.
@@ -37,11 +35,9 @@ class StoredTable:
     """
 
     name: str
-    names: List[str]
     kind: str
     weight: Tensor
     rows: Tensor
-    stored_rows: int
     dtype: str
     orthogonality: Dict[str, float] = field(default_factory=dict)
     stored_sigma: Optional[Tensor] = None
@@ -82,11 +78,9 @@ def read_table(choice: Choice, excluded: Iterable[int]) -> StoredTable:
     check_finite(weight, name)
     return StoredTable(
         name=choice.names[0],
-        names=choice.names,
         kind=kind.kind,
         weight=weight,
         rows=rows,
-        stored_rows=count,
         dtype=dtype_name(main),
         **kind.measure_factors(entries, left_out)._asdict(),
     )

@@ -23,9 +23,7 @@ from tests.reference import measures as naive
 
 def table_of(rows):
     """A table without padding, in the rows' own precision."""
-    return StoredTable(
-        "t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype)
-    )
+    return StoredTable("t", "plain", rows, torch.arange(len(rows)), str(rows.dtype))
 
 
 def measured(rows, **options):
