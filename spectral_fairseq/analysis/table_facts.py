@@ -282,13 +282,9 @@ class TableFacts:
     @cached_property
     def centred_cosines(self) -> Histogram:
         """Cosines between the sampled words after the mean of all rows is subtracted."""
-        return Histogram(*cosine_histogram(self._centred_sample, _FINE_BINS))
-
-    @property
-    def _centred_sample(self) -> Tensor:
         sample = self.cosine_sample
         wide = sample if sample.dtype == torch.float64 else sample.float()
-        return rows_from(wide, self.mean)
+        return Histogram(*cosine_histogram(rows_from(wide, self.mean), _FINE_BINS))
 
     @cached_property
     def untrained(self) -> Tensor:

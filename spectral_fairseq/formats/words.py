@@ -132,12 +132,13 @@ _FORMS = (
 )
 
 
-def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
-    """The file in a model's folder that names the words, or None.
+def vocabulary_file(folder: Path, table: str) -> Optional[Path]:
+    """The file in a model's folder that names the words of a table, or None.
 
     Marian may have a vocabulary for each side.
     """
-    names = (("target_vocab.json",) if decoder else ()) + _IN_FOLDERS
+    of_encoder = "encoder" in table.split(".")
+    names = (() if of_encoder else ("target_vocab.json",)) + _IN_FOLDERS
     if os.path.isfile(folder / "target_vocab.json"):
         names = tuple(name for name in names if name != "tokenizer.json")
     return next((folder / name for name in names if os.path.isfile(folder / name)), None)
@@ -383,7 +384,7 @@ def _given_words(
 ) -> Tuple[Optional[WordList], str]:
     """The words in a file or folder that was named, and what they are."""
     if os.path.isdir(path) and not opened.training:
-        vocabulary = vocabulary_file(path, "encoder" not in table.split("."))
+        vocabulary = vocabulary_file(path, table)
         files = [vocabulary] if vocabulary is not None else dictionary_files(path, {}, table)
         if not files:
             remedy = f"Give {_KNOWN} with --dict."
@@ -396,7 +397,7 @@ def _given_words(
 
 def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optional[WordList], str]:
     """The words of a table by the file beside a model, as :func:`words_of` returns them."""
-    file = vocabulary_file(folder, "encoder" not in table.split("."))
+    file = vocabulary_file(folder, table)
     if file is None:
         return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
     try:

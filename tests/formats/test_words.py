@@ -238,13 +238,13 @@ def test_rows_without_a_token_are_no_words(tmp_path):
 
 
 def test_the_file_of_a_folder(tmp_path):
-    assert vocabulary_file(tmp_path) is None
+    assert vocabulary_file(tmp_path, "decoder") is None
     for name in ("spiece.model", "vocab.json", "tokenizer.json"):
         (tmp_path / name).touch()
-        assert vocabulary_file(tmp_path).name == name
+        assert vocabulary_file(tmp_path, "decoder").name == name
     (tmp_path / "target_vocab.json").touch()  # Marian with a vocabulary for each side
-    assert vocabulary_file(tmp_path).name == "target_vocab.json"
-    assert vocabulary_file(tmp_path, decoder=False).name == "vocab.json"
+    assert vocabulary_file(tmp_path, "decoder").name == "target_vocab.json"
+    assert vocabulary_file(tmp_path, "encoder.embed").name == "vocab.json"
 
 
 @pytest.mark.parametrize(
