@@ -320,8 +320,9 @@ class SVDEmbedding(FactoredEmbedding):
         self.V.copy_(v * self.v_scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
-        # .half() and .bfloat16() convert every buffer, but these must keep their precision.
-        exact = {name: getattr(self, name) for name in ("scale", "initial_norm", "prior_shape")}
+        # .half() and .bfloat16() convert every buffer, but these must keep their precision. The
+        # third one, the prior's shape, is computed anew.
+        exact = {name: getattr(self, name) for name in ("scale", "initial_norm")}
         super()._apply(fn, *args, **kwargs)
         for name, value in exact.items():
             device = getattr(self, name).device
@@ -329,7 +330,6 @@ class SVDEmbedding(FactoredEmbedding):
                 setattr(self, name, torch.empty_like(value, device=device))
             else:
                 setattr(self, name, value.to(device))
-        self._fill_constants()
         return self
 
     def _fill_constants(self) -> None:

@@ -29,7 +29,7 @@ import contextlib
 import threading
 import time
 from functools import cache, partial
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -148,23 +148,16 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
         # What the user has asked to go through oneDNN takes the form that was measured there.
         amx = processor().has_amx and not products.fast
         parts["attention"] = partial(choose_attention, amx)
-    taken: List[_Part] = []
-
-    def restore() -> None:
-        while taken:
-            _leave(taken.pop())
-
-    try:
-        with _lock:
-            for name, apply in parts.items():
+    with contextlib.ExitStack() as taken:
+        for name, apply in parts.items():
+            with _lock:
                 if name not in _in_force:
                     _in_force[name] = _Part(name, apply())
-                _in_force[name].users += 1
-                taken.append(_in_force[name])
-    except BaseException:
-        restore()
-        raise
-    return restore
+                part = _in_force[name]
+                part.users += 1
+            taken.callback(_leave, part)
+        kept = taken.pop_all()
+    return kept.close
 
 
 class _Part:
