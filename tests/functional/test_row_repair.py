@@ -9,7 +9,8 @@ from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_norms import row_lengths
 from spectral_fairseq.functional.row_repair import new_rows, rows_to_repair
 from spectral_fairseq.training import plain_, repair_, weight_norm_
-from tests.functional.test_rows import LONG, SAME, SHORT, ZERO
+
+LONG, SHORT, ZERO, SAME = 3, 5, 7, 11
 
 
 def table(dtype=torch.float32):

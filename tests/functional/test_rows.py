@@ -72,6 +72,3 @@ def test_untrained_rows_do_not_depend_on_the_scale():
         lengths = row_lengths(rows * scale)
         assert untrained_rows(rows * scale, lengths).tolist() == [3, 5]
         assert rows_to_repair(rows * scale, ["zero"]).tolist() == [3]
-
-
-LONG, SHORT, ZERO, SAME = 3, 5, 7, 11
