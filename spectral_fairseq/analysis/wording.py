@@ -131,26 +131,22 @@ def _on_the_output(choice: Choice) -> List[str]:
     return ["No output layer is stored: it shares a table, or there is none."]
 
 
-def headline(checkpoint: Mapping[str, Any]) -> str:
-    """The first sentence of :func:`verdict`."""
-    return f"The word vectors {_FOUND[findings_of(checkpoint).finding]}."
-
-
 def headline_with_figures(checkpoint: Mapping[str, Any]) -> str:
-    """The same with the figures that tell one table from another, for the top of a page."""
+    """What stands out most, with the figures that tell one table from another, for a page."""
     measures = checkpoint["measures"]
     rank = shown(measures["effective_rank_centred"], 3)
     return (
-        f"{headline(checkpoint)[:-1]}: mean cosine {measures['mean_cosine'] + 0.0:.2f}, effective "
-        f"rank {rank} of {checkpoint['table']['dimensions']}."
+        f"The word vectors {_FOUND[findings_of(checkpoint).finding]}: mean cosine "
+        f"{measures['mean_cosine'] + 0.0:.2f}, effective rank {rank} of "
+        f"{checkpoint['table']['dimensions']}."
     )
 
 
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
-    shared, few, edges, _ = findings_of(checkpoint)
+    shared, few, edges, finding = findings_of(checkpoint)
     return [
-        f"{headline(checkpoint)} {_meaning(checkpoint, few, edges)}",
+        f"The word vectors {_FOUND[finding]}. {_meaning(checkpoint, few, edges)}",
         _normal(checkpoint["measures"], checkpoint["origin"]),
         _advice(checkpoint, shared, few or edges >= STANDS_OUT),
     ]
