@@ -105,15 +105,10 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
     state, stored_bytes = read_torch_file(file, verify)
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
-    check_fairseq(state, file, stored_bytes)
-    return state
-
-
-def check_fairseq(state: Dict[str, Any], file: Path, stored_bytes: int) -> None:
-    """Check the settings and the model of a fairseq checkpoint that was read."""
     check_settings(state, file)
     check_model(state["model"], file, stored_bytes)
     check_shared_tables(state, file)
+    return state
 
 
 def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:

@@ -92,7 +92,7 @@ def check_saved_whole(
     Args:
         path: of the file.
         state: all of it.
-        tensors: those of its model, by their names.
+        tensors: those of its model, by their names, which need not be checked yet.
         settings: of the training.
 
     Raises:
@@ -103,7 +103,7 @@ def check_saved_whole(
     of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
     empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
     of_zero = of_zero or (empty and "param_shapes" in state)
-    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
+    flat = any("flat_param" in str(name).split(".")[-1] for name in tensors)
     if of_zero or flat or "shard_metadata" in state:
         raise CheckpointError(
             f"the weights of a whole model in {path}",

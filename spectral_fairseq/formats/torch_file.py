@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple
 
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
-from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file, tensors_of
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.tensors import check_model
+from spectral_fairseq.checkpoints.reading import read_torch_file, tensors_of
+from spectral_fairseq.checkpoints.settings import check_settings, checkpoint_settings
+from spectral_fairseq.checkpoints.tensors import check_model, check_shared_tables
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.formats.config import ModelConfig
@@ -47,14 +47,15 @@ def read(path: Path) -> Stored:
     of_fairseq = of_fairseq and isinstance(whole.get("model"), dict)
     unread: Mapping[str, Unread] = {}
     if of_fairseq:
-        check_fairseq(whole, path, stored_bytes)
+        check_settings(whole, path)
         tensors = tensors_of(whole["model"])
     else:
         tensors, unread = state_dict_of(state)
     common, args = (checkpoint_settings(whole, node) for node in ("common", "args"))
     check_saved_whole(path, whole, tensors, {**common, **args})
-    if not of_fairseq:
-        check_model(tensors, path, stored_bytes)
+    check_model(whole["model"] if of_fairseq else tensors, path, stored_bytes)
+    if of_fairseq:
+        check_shared_tables(whole, path)
     if not tensors and not unread:
         shown = ", ".join(map(str, whole)) if whole else type(state).__name__
         wanted = f"a state dict, alone or as an entry of a dictionary, in {path}"
