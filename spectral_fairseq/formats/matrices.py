@@ -39,6 +39,9 @@ _MOST_FURTHER_ROWS = 1024
 _MARKED = 8
 MOST_NAMED = 20
 
+Shapes = Mapping[str, Tuple[int, int]]
+"""Name of a module, or of a matrix without one -> rows and columns."""
+
 
 class Matrices:
     """The matrices of a model by the modules that hold them, output layers upright as N x d.
@@ -63,12 +66,14 @@ class Matrices:
         if factored_kind(entries_by_module(self.tensors).get("", {})):  # a table alone
             self.tensors = {f"table.{key}": tensor for key, tensor in self.tensors.items()}
         self.modules = entries_by_module(self.tensors)
-        self.lying = self._lying_outputs()
+        shapes = self._table_shapes()
+        self.lying = self._lying_outputs(shapes)
         if self.lying:
             upright = {key: self.tensors[key].t() for key in self.lying}
             self.tensors = {**self.tensors, **upright}
             self.modules = entries_by_module(self.tensors)
-        self.tables = self._tables()
+            shapes = self._table_shapes()
+        self.tables = self._tables(shapes)
 
     def _leave_out_clusters(self) -> None:
         # model2vec stores the centre of a cluster of words once, and the cluster of each word.
@@ -77,11 +82,10 @@ class Matrices:
         self.unread = {**self.unread, "embeddings": clusters}
         self.tensors = {k: tensor for k, tensor in self.tensors.items() if k != "embeddings"}
 
-    def _tables(self) -> List[List[str]]:
-        shapes = self._shapes()
-        names = _fitting_tables(shapes, self.sizes)
+    def _tables(self, shapes: Shapes) -> List[List[str]]:
+        names = [*shapes]
         if names and not any(map(is_output_name, names)):
-            names += self._nameless_outputs({shapes[name][0] for name in names})
+            names += self._nameless_outputs({rows for rows, _ in shapes.values()})
         tables: List[List[str]] = []
         alike: Dict[Any, List[List[str]]] = {}
         for name in names:
@@ -96,8 +100,8 @@ class Matrices:
                 tables.append(others[-1])
         return tables
 
-    def _shapes(self) -> Dict[str, Tuple[int, int]]:
-        """Rows and columns of the matrices with names of tables, by module."""
+    def _table_shapes(self) -> Shapes:
+        """Those of the matrices that are tables over words, by their names and shapes."""
         shapes: Dict[str, Tuple[int, int]] = {}
         for module, entries in self.modules.items():
             parent, _, part = module.rpartition(".")
@@ -110,19 +114,18 @@ class Matrices:
                 rows, columns = kind.stored_shape(entries) if whole else entries[entry].shape
                 if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
                     shapes[name] = rows, columns
-        return shapes
+        return _fitting_tables(shapes, self.sizes)
 
-    def _lying_outputs(self) -> List[str]:
+    def _lying_outputs(self, shapes: Shapes) -> List[str]:
         """Entries that hold an output layer the other way round, d x N, as in flax and Marian.
 
         Their columns are the words: as many as an input table has rows, or as the settings say.
         Where an output layer lies as usual, no other is looked for.
         """
-        shapes = self._shapes()
-        fitting = _fitting_tables(shapes, self.sizes)
-        outputs = [name for name in fitting if is_output_name(name)]
-        inputs = {shapes[name][0] for name in set(fitting).difference(outputs)} | {*self.sizes}
-        upright = any(shapes[name][0] in inputs for name in outputs)
+        outputs = {rows for name, (rows, _) in shapes.items() if is_output_name(name)}
+        inputs = {rows for name, (rows, _) in shapes.items() if not is_output_name(name)}
+        inputs.update(self.sizes)
+        upright = not inputs.isdisjoint(outputs)
         if upright or not inputs or self._nameless_outputs(inputs):
             return []
         known, others = [], []
@@ -170,7 +173,7 @@ class Matrices:
         names = [*self._matrices()]
         return names[0] if len(names) == 1 else None
 
-    def _matrices(self) -> Dict[str, Tuple[int, int]]:
+    def _matrices(self) -> Shapes:
         """Rows and columns of each matrix by its name, or by its module's if it is of factors."""
         found: Dict[str, Tuple[int, int]] = {}
         for module, entries in self.modules.items():
@@ -287,7 +290,7 @@ class Matrices:
         return reasons
 
 
-def _fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] = ()) -> List[str]:
+def _fitting_tables(shapes: Shapes, words: Sequence[int]) -> Shapes:
     """Those of several matrices with names of tables whose shapes and places are those of tables.
 
     A table stands beside the layers of a model, and its output layer has a row for each word that
@@ -300,7 +303,7 @@ def _fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] 
     beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
     sizes = {rows for rows, _ in beside.values()}
     inputs = {rows for name, (rows, _) in beside.items() if not is_output_name(name)} | {*words}
-    fitting = []
+    fitting = {}
     for name, (rows, columns) in shapes.items():
         if name not in beside:
             fits = rows > columns and (not sizes or rows in sizes)
@@ -309,7 +312,7 @@ def _fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] 
             unsure = is_output_name(name) and not (role is not None and role.sure)
             fits = not (unsure and inputs and rows not in inputs)
         if fits:
-            fitting.append(name)
+            fitting[name] = rows, columns
     return fitting
 
 
