@@ -386,7 +386,7 @@ def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argp
 def what_next(root: Path) -> str:
     """Text that says where the results are and what to try next."""
     best = shlex.quote(str(_best_checkpoint(root, "spectrum_control")))
-    advice = "\n".join(f"  {part}" for part in f"{ADVICE}:".replace("; ", ";\n").splitlines())
+    advice = "\n".join(f"  {part}" for part in f"{ADVICE}:".replace(". ", ".\n").splitlines())
     beside = Path(sys.executable).with_name("spectral-fairseq")
     command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)
     return f"""
