@@ -36,11 +36,11 @@ from spectral_fairseq.formats.which_table import (
 )
 
 ADVICE = (
-    "Tune the weight decay first; for a small translation model, then take the weight-norm "
+    "Tune the weight decay first. Then give a small translation model the weight-norm "
     "initialisation, and tune the weight decay again"
 )
 OF_LANGUAGE_MODELS = (
-    "Tune the weight decay, to which no method of this package certainly adds in language "
+    "Tune the weight decay, over which no method of this package has a proven gain in language "
     "models (docs/evidence.md)"
 )
 # Note [Origins]

@@ -17,8 +17,8 @@ Measure several models and put them side by side: one table, and their curves on
 models are files or folders as for analyze. A folder of a training run stands for all of its
 checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
 fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
-the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
-is the only one, and for the model beside others.
+the measures over the updates. A folder that holds a model as well stands for its checkpoints if
+it is given alone, else for the model.
 Example: spectral-fairseq compare plain.pt other.pt --out report
 """
 

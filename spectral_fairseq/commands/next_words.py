@@ -18,7 +18,7 @@ The most probable next words of one or several language models after each of you
 by side, as in table 14 of the paper on mixtures of softmaxes. A sentence is a line of words
 separated by blanks, as in the text of the training; </s> within it ends a sentence. With
 --largest-gaps the command looks inside the sentences, for the positions at which the first of two
-models gives the true next word the highest probability in comparison with the second.
+models is furthest ahead of the second on the true next word.
 Example: echo "the end of" | spectral-fairseq next-words lm.pt --data data-bin
 """
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="list N positions at which the first of two models is ahead of the second most "
+        help="list N positions at which the first of two models is furthest ahead of the second "
         "(default: the end of each sentence)",
     )
     add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
