@@ -139,7 +139,8 @@ class SpectrumControl:
         self._model, self.excluded = model, excluded
         self._prior.start_norm = norm or None  # a table of zeros has none yet
         self._checked, self.updates = False, 0
-        self._left: Optional[Tensor] = None
+        self._left: Optional[Tensor] = None  # column norms after the latest change
+        self._found_untrained = False
         self._rates: Optional[Tuple[float, float]] = None  # the first one and the highest so far
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
@@ -196,18 +197,20 @@ class SpectrumControl:
         if rate > 0:
             self._warn_if_untrained(part.rows)
         apply_change_(part.rows, change, excluded)
-        self._left = _some_rows(part.rows)
+        self._left = _column_norms(part.rows)
         return True
 
     def _warn_if_untrained(self, rows: Tensor) -> None:
         """Say it once if nothing but this control has changed the table since the last time."""
-        if self._left is not None and torch.equal(self._left, _some_rows(rows)):
+        if self._left is None or self._found_untrained:
+            return
+        self._found_untrained = torch.equal(self._left, _column_norms(rows))
+        if self._found_untrained:
             warnings.warn(
-                "SpectrumControl has found its table twice as it had left it: if the model that is "
-                "trained is another one, such as a copy, make the control of that one",
+                "SpectrumControl has found its table unchanged since its last change: if the model "
+                "that is trained is another one, such as a copy, make the control of that one",
                 stacklevel=3,
             )
-            self._left = None
 
     def _warn_of_low_peak(self, rate: float, highest: float) -> None:
         """Say it once if a schedule falls again far below the rate that counts as its highest."""
@@ -309,8 +312,9 @@ def _workers(group: Any, together: bool) -> Workers:
     return Workers(group, first, together)
 
 
-def _some_rows(rows: Tensor) -> Tensor:
-    return rows[:: max(1, len(rows) // 16)].clone()
+def _column_norms(rows: Tensor) -> Tensor:
+    # Of all rows, since a step may change a few alone, and not their sums, which a softmax keeps.
+    return torch.linalg.vector_norm(rows.detach(), dim=0, dtype=torch.float64)
 
 
 def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
@@ -318,8 +322,8 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
 
     The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
     above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
-    the first rate counts as the highest, and is kept with the optimiser's state from then on; and
-    so is each rate that exceeds all of these, as by CyclicLR, as ``highest_lr``. The peak of a
+    the first rate counts as the highest, and is kept with the optimiser's state from then on, as
+    ``highest_lr``; and so is each rate that exceeds all of these, as by CyclicLR. The peak of a
     schedule that stays far below the rate that it multiplies is not known before it is passed;
     then there is a warning.
     """
@@ -331,10 +335,11 @@ def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
     group = (table_groups or groups)[0]
     if group["lr"] is None:  # Adafactor chooses its rate itself
         return 1.0
-    group.setdefault("initial_lr", float(group["lr"]))
+    # `initial_lr` is torch's own: a scheduler that is made later would multiply what stands there.
     rate, names = float(group["lr"]), ("initial_lr", "max_lr", "highest_lr")
-    highest = max(float(group.get(name) or 0.0) for name in names)
-    if rate > highest:
-        group["highest_lr"] = highest = rate
+    known = [float(group[name]) for name in names if group.get(name) is not None]
+    highest = max([rate, *known])
+    if highest not in known:
+        group["highest_lr"] = highest
     control._warn_of_low_peak(rate, highest)
     return rate / highest if highest > 0 else 1.0
