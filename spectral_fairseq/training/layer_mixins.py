@@ -11,7 +11,7 @@ and know one layer each, while a tied table has several.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple, Type
+from typing import Any, Callable, Dict, List, NoReturn, Tuple, Type
 
 from torch import Tensor, nn
 
@@ -112,6 +112,19 @@ def _with_mixins(kind: Any, change: Callable[[_Mixins], _Mixins]) -> Any:
 
 def _without(mixin: Type[LayerMixin]) -> Callable[[_Mixins], _Mixins]:
     return lambda mixins: tuple(one for one in mixins if not issubclass(one, mixin))
+
+
+def refuse_replicas(*_: Any) -> NoReturn:
+    """In the place of ``nn.Module._replicate_for_data_parallel``, which copies ``__dict__``.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        "one process for each GPU",
+        "DataParallel, whose copies of this model would compute with the first GPU's parameters",
+        "Start the training with torchrun or accelerate launch, or let it see one GPU.",
+    )
 
 
 def forward_of(layer: nn.Module) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Dict
 from torch import Tensor
 
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.layer_mixins import LayerMixin
+from spectral_fairseq.training.layer_mixins import LayerMixin, refuse_replicas
 
 
 class MixtureLayer(LayerMixin):
@@ -15,6 +15,7 @@ class MixtureLayer(LayerMixin):
 
     order = 1
     mixture: MixtureHead
+    _replicate_for_data_parallel = refuse_replicas  # its table refers to the layer
 
     def forward(self, input: Tensor) -> Tensor:
         """log P of features, shape (*, d): shape (*, N)."""

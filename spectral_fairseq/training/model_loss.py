@@ -9,6 +9,7 @@ layer.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from typing import Any, Dict
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.label_positions import no_indices
-from spectral_fairseq.training.layer_mixins import beyond_plain
+from spectral_fairseq.training.layer_mixins import beyond_plain, refuse_replicas
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
 from spectral_fairseq.training.token_loss import TokenLoss
 
@@ -68,6 +69,7 @@ class ModelForward:
     def __init__(self, model: nn.Module, loss: TokenLoss) -> None:
         self.model, self.loss = model, loss
         self.own = model.__dict__.get("forward")  # of another package
+        self._keeps_no_cache = _turns_cache_off(model)
 
     @property
     def _forward(self) -> Any:
@@ -105,6 +107,8 @@ class ModelForward:
             masks = model.config.model_type == "encoder-decoder"  # EncoderDecoderModel alone
             if masks and kwargs.get("decoder_attention_mask") is None:
                 kwargs["decoder_attention_mask"] = shifted.ne(model.config.pad_token_id).long()
+        if self._keeps_no_cache:
+            kwargs["use_cache"] = False
         total = kwargs.pop("num_items_in_batch", None)
         outputs = forward(**kwargs)
         loss = self.loss(outputs, labels, total)
@@ -204,6 +208,7 @@ def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
         inner.__dict__["forward"].loss = loss
     elif _has_cross_entropy(inner):
         inner.__dict__["forward"] = ModelForward(inner, loss)
+        inner.__dict__["_replicate_for_data_parallel"] = refuse_replicas
 
 
 def give_back_loss(part: nn.Module) -> None:
@@ -214,9 +219,18 @@ def give_back_loss(part: nn.Module) -> None:
         del part.__dict__["get_output_embeddings"]
     forward = part.__dict__.get("forward")
     if isinstance(forward, ModelForward):
-        del part.__dict__["forward"]
+        del part.__dict__["forward"], part.__dict__["_replicate_for_data_parallel"]
         if forward.own is not None:
             part.__dict__["forward"] = forward.own
+
+
+def _turns_cache_off(model: nn.Module) -> bool:
+    """Whether a model's forward pass has ``use_cache = False``, as Marian's where it has labels."""
+    steps = [*dis.get_instructions(inspect.unwrap(type(model).forward))]
+    return any(
+        value.argval is False and store.opname.startswith("STORE") and "use_cache" in store.argrepr
+        for value, store in zip(steps, steps[1:])
+    )
 
 
 _USUAL = ("loss", "loss_fct", "lm_loss", "masked_lm_loss", "mlm_loss")

@@ -261,7 +261,9 @@ def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, tabl
     given = {**inputs(model), "labels": LABELS}
     takes_totals = "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
     for more in ({}, {"num_items_in_batch": torch.tensor(40)})[: 1 + takes_totals]:
-        own, found = plain(**given, **more).loss, model(**given, **more)
+        bare, found = plain(**given, **more), model(**given, **more)
+        assert found.keys() == bare.keys()
+        own = bare.loss
         torch.testing.assert_close(found.loss, own, rtol=1e-6, atol=1e-6)
         assert type(found.logits).__name__ == "HiddenStates"
     found.loss.backward()
@@ -274,6 +276,31 @@ def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, tabl
     plain_(model)
     assert model.loss_function.__module__.startswith("transformers")
     torch.testing.assert_close(model(**given).loss, plain(**given).loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout, change, works", [
+    ("gpt2", lambda model: None, True),
+    ("gpt2", weight_norm_, False),
+    ("marian", lambda model: None, False),
+])  # fmt: skip
+def test_data_parallel_copies_of_what_refers_to_the_original_are_refused(
+    transformers, layout, change, works
+):
+    """DataParallel copies every module of a model to each GPU, with references as they are."""
+
+    def copies(model):
+        return [module._replicate_for_data_parallel() for module in model.modules()]
+
+    model = build(transformers, layout)
+    change(model)
+    fused_loss_(model)
+    if works:
+        copies(model)
+    else:
+        with pytest.raises(UnsupportedError, match="one process for each GPU"):
+            copies(model)
+    plain_(model)
+    copies(model)
 
 
 def test_a_model_that_masks_the_padding_that_it_makes_of_labels(transformers):
@@ -793,6 +820,15 @@ def test_weights_and_measures_of_tokens(transformers, layout, table):
     accuracy = own.argmax(-1).eq(labels)[counted].double().mean()
     assert loss.means()["token_accuracy"] == pytest.approx(float(accuracy))
     assert loss.means()["entropy"] == pytest.approx(float(entropy[counted].mean()), rel=1e-5)
+
+
+def test_means_are_those_of_the_latest_batch(transformers):
+    model = build(transformers)
+    loss = fused_loss_(model, z_loss=0.1)
+    loss(model(**inputs(model)), LABELS)
+    assert loss.means()["z_loss"] > 0
+    loss(model.eval()(**inputs(model)), LABELS)  # evaluation has no such term
+    assert loss.means() == {}
 
 
 def test_gradients_of_a_function_of_log_probabilities(transformers):
