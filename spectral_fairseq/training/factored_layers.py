@@ -21,7 +21,13 @@ from spectral_fairseq.training.adapters import with_adapters
 from spectral_fairseq.training.computed_weight import read_alone
 from spectral_fairseq.training.decay_watch import watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
-from spectral_fairseq.training.layer_mixins import LayerMixin, forward_of, put_on, take_off
+from spectral_fairseq.training.layer_mixins import (
+    LayerMixin,
+    forward_of,
+    put_on,
+    refuse_replicas,
+    take_off,
+)
 from spectral_fairseq.training.output_layer import output_layer, sharded
 from spectral_fairseq.training.replaced_methods import keep_layers
 from spectral_fairseq.training.table_checks import (
@@ -40,6 +46,7 @@ class FactoredLayer(LayerMixin):
     fixed = ("weight", "num_embeddings", "embedding_dim", "in_features", "out_features")
     order = 2
     computes_weight = True
+    _replicate_for_data_parallel = refuse_replicas  # layers refer to the table of another one
 
     @property
     def stored_table(self) -> FactoredEmbedding:
@@ -190,9 +197,9 @@ def take_tables_off(model: nn.Module) -> None:
             wanted = f"the {table.__dict__['uses']} layers that share a table"
             found = f"{len(layers)} of them in {type(model).__name__}"
             raise ConfigurationError(wanted, found, PASS_WHOLE)
-        first = next(table.parameters())
         dense = table.dense().detach().clone()
-        plain = nn.Parameter(dense, requires_grad=first.requires_grad)
+        trained = any(entry.requires_grad for entry in table.parameters())
+        plain = nn.Parameter(dense, requires_grad=trained)
         for layer in layers:
             take_off(layer, FactoredLayer)
             del layer.__dict__["_used_table"]

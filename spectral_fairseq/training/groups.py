@@ -41,13 +41,14 @@ def parameter_groups(
         table_weight_decay: of the output table; ``None`` takes ``weight_decay``.
 
     Returns:
-        Up to four groups: matrices, vectors, what decays of the table, and its other factors.
+        Up to four groups: vectors, matrices, what does not decay of a table with numbers of its
+        own, and what does.
 
     Raises:
         ConfigurationError: a number outside its range, or no output table where one is needed.
     """
-    numbers = {"lr": lr, "weight_decay": weight_decay}
-    numbers.update(table_lr=table_lr, table_weight_decay=table_weight_decay)
+    check_range("`weight_decay`", weight_decay, at_least=0)
+    numbers = {"lr": lr, "table_lr": table_lr, "table_weight_decay": table_weight_decay}
     for name, value in numbers.items():
         check_range(f"`{name}`", value, at_least=0, optional=True)
     apart = table_lr is not None or table_weight_decay is not None

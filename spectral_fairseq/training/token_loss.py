@@ -247,6 +247,7 @@ class TokenLoss:
         """
         targets = targets_at(labels, logits)
         counted = targets.ne(self.ignore_index).sum()
+        self._sums = {}
         if weights is not None:
             weights = weights.reshape(-1).to(logits.device)
         if isinstance(logits, HiddenStates):

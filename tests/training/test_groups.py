@@ -164,6 +164,11 @@ def test_a_number_outside_its_range_is_named(option):
         parameter_groups(Model(), **{option: -1.0})
 
 
+def test_no_decay_is_a_number():
+    with pytest.raises(ConfigurationError, match="`weight_decay`"):
+        parameter_groups(Model(), weight_decay=None)
+
+
 @MUON
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -395,6 +395,13 @@ def test_freezing_the_output_layer_freezes_its_table(kind, tied):
         assert list(dict(model.named_parameters())) == list(dict(Straight(tied).named_parameters()))
 
 
+def test_a_table_of_which_one_factor_is_frozen_is_trained():
+    model = Straight()
+    factor_(model).U.requires_grad_(False)
+    plain_(model)
+    assert model.lm_head.weight.requires_grad
+
+
 def trained(model, steps=60):
     """After some updates on words of which some are more frequent than others."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
