@@ -279,18 +279,6 @@ RENEWAL = Refusal(
         Setting("--store-ema", "ema.store_ema", after=", which averages factors"),
     ),
 )
-# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
-# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
-# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
-RENEWAL_STEPS = Refusal(
-    "`--svd-interval` if it is given (by default it is 0 then)",
-    "an optimiser that scales its steps, without which the table loses its rank",
-    "Use Adam, or a plain table.",
-    (
-        Setting("--optimizer nag", "optimizer._name", _is("nag")),
-        Setting("--optimizer sgd", "optimizer._name", _is("sgd")),
-    ),
-)
 NT_ASGD = Refusal(
     "`--optimizer nt_asgd`",
     "every worker to hold and step all weights",

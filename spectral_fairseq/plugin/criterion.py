@@ -242,7 +242,10 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return idle_flags(OPTIONS, values, defaults, facts)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
-        """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
+        """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training.
+
+        The losses of single tokens (``reduce=False``) are those of the likelihood.
+        """
         if self.ignore_prefix_size:
             self._look_at_prefix(sample)
         bound = self.objective_of(model)
@@ -257,7 +260,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         loss, sample_size = computed.loss.clone(), log["sample_size"]
         due = bound.penalties(self.num_updates)
         due.extend(reported_terms(computed.net_output))
-        for term in due:
+        for term in due if reduce else ():
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size
         due.extend(computed.measures)

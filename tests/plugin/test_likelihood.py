@@ -117,6 +117,9 @@ def test_accuracy_and_single_tokens_are_those_of_the_scores(task):
     assert log["total"] == sample["ntokens"] and loss > log["loss"]
     each = build_criterion(task, z_loss=0.3, **OFF)(model, sample, reduce=False)
     torch.testing.assert_close(each[0].sum(), loss, rtol=1e-5, atol=1e-5)
+    penalised = build_criterion(task, **{**OFF, "cosreg_weight": 1.0}, z_loss=0.3)
+    assert torch.equal(penalised(model, sample, reduce=False)[0], each[0])
+    assert penalised(model, sample)[0] != loss
 
 
 def test_a_cap_bounds_the_scores(task):

@@ -140,6 +140,16 @@ def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog
     assert "--svd-interval is 0" in caplog.text and setting.flag in caplog.text
 
 
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_factors_that_would_lose_their_rank_are_renewed_on_request_alone(name, caplog):
+    cfg = parsed("--optimizer", name)
+    with caplog.at_level("INFO"):
+        assert not begin_training("svd", name="spectrum_control")(cfg)
+    assert "--svd-interval is 0" in caplog.text and f"--optimizer {name}" in caplog.text
+    (control,) = begin_training("svd", name="spectrum_control", svd_interval=5)(cfg)
+    assert control.svd_interval == 5
+
+
 CONFLICTS = [
     (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
      "--adversarial-epsilon and --rdrop-weight"),
@@ -164,7 +174,6 @@ ELSEWHERE = {
                   "LABEL_SMOOTHING"},
     "test_checks.py": {"ADAPTIVE_LOSS", "REPLACED_LAYERS", "REBUILT_OPTIMIZER", "QUANTISED_SCORES"},
     "test_muon.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
-    "test_table_control.py": {"RENEWAL_STEPS"},
     "test_stateful_language_modeling.py": {"STREAMS", "GENERATE", "EVAL_LM"},
     "test_other_tasks.py": {"SEVERAL_MODELS", "NEW_ROWS", "LANGUAGE_MODEL"},
 }  # fmt: skip
