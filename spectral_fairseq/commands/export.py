@@ -56,7 +56,7 @@ _NAMES = {
     "huggingface": (
         *("config.json", "generation_config.json", "model*.safetensors*", "tokenizer*.json"),
         *("special_tokens_map.json", "vocab*.json", "target_vocab.json", "merges.txt"),
-        *("source.spm", "target.spm", "target"),
+        *("source.spm", "target.spm", "target", "bpe.codes", "sentencepiece.model"),
     ),
     "ctranslate2": ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt"),
 }

@@ -54,9 +54,10 @@ def write_tokenizer(
     if languages and sentencepiece_model is not None:
         _write_marian(folder, source, target, languages, sentencepiece_model)
         return "AutoTokenizer takes the text that sentencepiece took"
-    for file in (bpe_codes, sentencepiece_model):
+    # Under names of their own, by which a later export knows the folder.
+    for file, name in ((bpe_codes, "bpe.codes"), (sentencepiece_model, "sentencepiece.model")):
         if file is not None:
-            shutil.copyfile(file, folder / file.name)
+            shutil.copyfile(file, folder / name)
     _write_words(folder, source, begin=languages is None)
     if source == target:
         decoding = ""
