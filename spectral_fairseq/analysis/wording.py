@@ -82,7 +82,7 @@ _FOUND = {
     Finding.EVEN: "are spread evenly, and share no direction that stands out",
 }
 _REPAIR = {
-    "fairseq": "repair_(model) of spectral_fairseq.training gives them new vectors",
+    "fairseq": "repair_(model.{table}) of spectral_fairseq.training gives them new vectors",
     "model": "repair_(model) of spectral_fairseq.training gives them new vectors",
     "vectors": "leave them out, or take the mean of the others for them",
 }
@@ -176,7 +176,7 @@ def _untrained(checkpoint: Mapping[str, Any]) -> str:
     return (
         f"{rows} never trained in {checkpoint['label']} (zero, equal to another row, or unusually "
         f"short), for example {first}. They are measured like the others; "
-        f"{_REPAIR[checkpoint['origin']]}."
+        f"{_REPAIR[checkpoint['origin']].format(table=checkpoint['table']['name'])}."
     )
 
 

@@ -42,7 +42,7 @@ def checkpoint(
             "effective_rank_centred": 99.0,
             "stable_rank_centred": 80.0,
         },
-        "table": {"dimensions": 100, "words": 10000, "is_output": output},
+        "table": {"name": "decoder.x", "dimensions": 100, "words": 10000, "is_output": output},
         "dictionary": {"path": None if remark else "dict.txt", "remark": remark or "given"},
         "untrained": [],
         "dominant_row": None,
@@ -153,7 +153,9 @@ def test_untrained_rows_are_told():
     one["measures"]["untrained_rows"] = 1200.0
     (found,) = warnings([one])
     assert "1,200 rows look never trained in x" in found and "w0, row 9." in found
-    assert "repair_(model)" in found
+    assert "repair_(model.decoder.x)" in found
+    one["origin"] = "model"
+    assert "repair_(model)" in warnings([one])[0]
     one["origin"] = "vectors"
     assert "repair_" not in warnings([one])[0]
 
