@@ -337,7 +337,7 @@ def misspelt(wanted: str, text: Any) -> ConfigurationError:
 def idle_flag(flag: str, needed: str) -> ConfigurationError:
     """The error for a flag that does nothing without another one."""
     remedy = f"Add {needed}, or remove {flag}."
-    return ConfigurationError(f"{needed} together with {flag}", "no such flag", remedy)
+    return ConfigurationError(f"{needed} together with {flag}", "none", remedy)
 
 
 def clashing_flags(*flags: str) -> ConfigurationError:

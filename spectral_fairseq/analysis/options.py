@@ -12,7 +12,7 @@ PROJECTIONS = ("svd", "pca")
 
 @dataclass
 class Options:
-    """What is sampled, and how; part of every signature. ``analyze --help-all`` explains each."""
+    """What is sampled, and how; ``analyze --help-all`` explains each."""
 
     seed: int = 1
     isotropy_words: int = 0
