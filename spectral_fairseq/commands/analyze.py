@@ -174,14 +174,14 @@ def _add_predictions(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the named checkpoints; returns the exit status 0."""
-    return report(args, [Path(name) for name in args.checkpoints], "analyze")
+    return measure_and_print(args, [Path(name) for name in args.checkpoints], "analyze")
 
 
 _FLAGS = {field.name: flag_of(field.name) for field in fields(Options)}
 
 
 @arguments_as_flags(dictionary="--dict", **_FLAGS)
-def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
+def measure_and_print(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     check_range("--tokens", args.tokens, at_least=1, whole=True)
@@ -202,13 +202,13 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
         beside = [name for name in (args.dictionary, args.counts) if name]
         check_inputs_stay(folder, [*paths, *beside, *args.nbest])
         import_matplotlib()
-    analysis = _analyse(args, paths, options)
-    analysis.command = command
-    page = None if args.out is None else analysis.write(args.out, args.overwrite)
+    report = _measure(args, paths, options)
+    report.command = command
+    page = None if args.out is None else report.write(args.out, args.overwrite)
     if args.format == "json":
-        print(json.dumps(analysis.to_dict()))
+        print(json.dumps(report.to_dict()))
     else:
-        print(analysis.to_text() if args.all else analysis)
+        print(report.to_text() if args.all else report)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
@@ -238,7 +238,7 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
             raise CheckpointError(wanted, "a model of another format", remedy)
 
 
-def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
+def _measure(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.nbest import check_tokenizer, read_generated

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import List
 
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
-from spectral_fairseq.commands.analyze import add_report_arguments, report
+from spectral_fairseq.commands.analyze import add_report_arguments, measure_and_print
 from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.files import names_in
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
     remedy = "Name another, or a folder of several; spectral-fairseq analyze takes one alone."
     check_enough(len(paths), 2, "checkpoints to compare", remedy, ConfigurationError)
-    return report(args, paths, "compare")
+    return measure_and_print(args, paths, "compare")
 
 
 def _is_run(path: Path, alone: bool) -> bool:

@@ -127,10 +127,13 @@ class SpectralCallback(InTrainer, InLightning):
         """The class is made at run time, so pickle and deepcopy are told how."""
         return _empty, (type(self).__dict__.get("written", type(self)),), self.__dict__
 
-    def on_train_end(self, trainer: Any, state: Any, control: Any = None, **kwargs: Any) -> None:
-        """Make the model plain, if asked to; both frameworks call it, in their own ways."""
+    def on_train_end(self, caller: Any, module: Any, *_: Any, **kwargs: Any) -> None:
+        """Make the model plain, if asked to.
+
+        Lightning passes itself and the module; Trainer its arguments and state, and ``model``.
+        """
         if self.plain_at_end:
-            plain_(kwargs.get("model", state))
+            plain_(kwargs.get("model", module))
 
 
 class SpectralTrainerCallback(SpectralCallback):

@@ -92,7 +92,7 @@ class InLightning(CallbackBase):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Take note of the learning rate of the step, which the schedule changes afterwards."""
-        if self.control is not None:
+        if self.control is not None and not self._follows:
             self._rate = share_of_rate(self.control, optimizer)
 
     def on_train_batch_end(

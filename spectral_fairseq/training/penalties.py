@@ -119,7 +119,9 @@ class TablePenalty:
         settings = [entry for penalty in PENALTIES for entry in penalty.settings if entry.argument]
         names = [penalty.name for penalty in PENALTIES]
         for name in options:
-            check_choice("a penalty", name, [*names, *(entry.argument for entry in settings)])
+            check_choice(
+                "a penalty or setting", name, [*names, *(entry.argument for entry in settings)]
+            )
         self.weights = {name: options.get(name, 0.0) for name in names}
         for name, weight in self.weights.items():
             check_range(f"`{name}`", weight, at_least=0)
