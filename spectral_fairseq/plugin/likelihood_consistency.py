@@ -57,12 +57,12 @@ class Consistency(LikelihoodTerm):
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
         if self.blockwise and reduce:
-            parts, net_output = self._from_blocks(model, sample)
+            losses, net_output = self._from_blocks(model, sample)
         else:
-            parts, net_output = self._from_log_probabilities(model, sample, reduce)
-        logged, nll = parts.likelihood.detach(), parts.nll.detach()
-        measures = (measure(R_DROP, parts.divergence, sample),)
-        return Likelihood(parts.loss, logged, nll, net_output, measures)
+            losses, net_output = self._from_log_probabilities(model, sample, reduce)
+        logged, nll = losses.likelihood.detach(), losses.nll.detach()
+        measures = (measure(R_DROP, losses.divergence, sample),)
+        return Likelihood(losses.loss, logged, nll, net_output, measures)
 
     @property
     def _options(self) -> Dict[str, Any]:
@@ -98,10 +98,10 @@ class Consistency(LikelihoodTerm):
         rows = 2 * sample["target"].size(0)
         log_p = log_p.view(rows // 2, 2, -1, log_p.size(-1)).transpose(1, 2)  # [b, t, 2, N]
         targets = targets.view(rows, -1)[::2].reshape(-1)
-        parts = dense_consistency(log_p.flatten(0, 1), targets, **self._options)
-        shown = ConsistencyLoss(*(each.sum() if reduce else each.unsqueeze(1) for each in parts))
+        losses = dense_consistency(log_p.flatten(0, 1), targets, **self._options)
+        shown = ConsistencyLoss(*(each.sum() if reduce else each.unsqueeze(1) for each in losses))
         first = (net_output[0][::2], *net_output[1:])
-        return shown._replace(divergence=parts.divergence.sum()), first
+        return shown._replace(divergence=losses.divergence.sum()), first
 
 
 def twice(net_input: Dict[str, Any]) -> Dict[str, Any]:
