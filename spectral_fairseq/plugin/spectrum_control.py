@@ -13,25 +13,23 @@ from typing import Any, Dict
 
 from spectral_fairseq.methods.control import ControlRule
 
-METHODS: Dict[str, Dict[str, Any]] = {
-    "penalties on factors": {
-        # The paper gives grids and no values; these are the ones studies/spectrum arrives at.
-        "spectrum_weight": 0.0001,
-        "orthogonality_weights": "0.001,0.001,0,0",
-        "svd_interval": 10,
-        "spectrum_decay": 0.0,
-        "table_centering": 0.0,
-    },
-    "decoupled control": {
-        "spectrum_weight": 0.0,
-        "orthogonality_weights": "0,0,0,0",
-        "svd_interval": 0,
-        "spectrum_decay": ControlRule.decay,
-        "table_centering": ControlRule.centering,
-    },
+# The paper gives grids and no values; these are the ones studies/spectrum arrives at.
+FACTOR_PENALTIES: Dict[str, Any] = {
+    "spectrum_weight": 0.0001,
+    "orthogonality_weights": "0.001,0.001,0,0",
+    "svd_interval": 10,
+    "spectrum_decay": 0.0,
+    "table_centering": 0.0,
+}
+DECOUPLED_CONTROL: Dict[str, Any] = {
+    "spectrum_weight": 0.0,
+    "orthogonality_weights": "0,0,0,0",
+    "svd_interval": 0,
+    "spectrum_decay": ControlRule.decay,
+    "table_centering": ControlRule.centering,
 }
 # The flags that a criterion may leave unset.
-NAMES = tuple(METHODS["penalties on factors"])
+NAMES = tuple(FACTOR_PENALTIES)
 
 
 def with_method(cfg: Any, has_svd: bool) -> Any:
@@ -39,7 +37,7 @@ def with_method(cfg: Any, has_svd: bool) -> Any:
 
     The method depends on whether the model has an SVD table.
     """
-    values = dict(METHODS["penalties on factors" if has_svd else "decoupled control"])
+    values = dict(FACTOR_PENALTIES if has_svd else DECOUPLED_CONTROL)
     if cfg.spectrum_weight and not has_svd:  # a penalty on the true spectrum
         values.update(spectrum_decay=0.0, table_centering=0.0)
     if cfg.spectrum_weight == 0:

@@ -17,7 +17,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from spectral_fairseq.plugin.spectrum_control import METHODS
+from spectral_fairseq.plugin.spectrum_control import FACTOR_PENALTIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
@@ -96,8 +96,8 @@ def alike(key, value, asked):
     if isinstance(value, str) and value.startswith("${"):  # the value of another node
         return True
     # Left to the kind of table, which is an SVD table in every recipe that has a preset.
-    asked = METHODS["penalties on factors"].get(key) if asked is None else asked
-    value = METHODS["penalties on factors"].get(key) if value is None else value
+    asked = FACTOR_PENALTIES.get(key) if asked is None else asked
+    value = FACTOR_PENALTIES.get(key) if value is None else value
     try:
         return float(value) == float(asked)
     except (TypeError, ValueError):
