@@ -7,7 +7,7 @@ appendix B:
     R = 1/N^2 sum_i sum_{j != i} w_i'w_j / (||w_i|| ||w_j||) = (||sum_i w_i/||w_i|| ||^2 - N) / N^2
 
 Flags: ``--cosreg-weight`` 0.
-In order: ``methods/penalties.py: output_table``, ``cosine_penalty``.
+In order: ``methods/penalties.py: weight_and_excluded``, ``cosine_penalty``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.1:
     l1 ||U'U - I||_F^2 + l2 ||V'V - I||_F^2 + l3 ||U'U - I||_2^2 + l4 ||V'V - I||_2^2
 
 Flags: ``--orthogonality-weights`` 0,0,0,0.
-In order: ``methods/penalties.py: svd_tables``, ``orthogonality_penalty``,
+In order: ``methods/penalties.py: required_svd_tables``, ``orthogonality_penalty``,
     ``identity_residual``, ``frobenius_defect``, ``spectral_defect``.
 """
 

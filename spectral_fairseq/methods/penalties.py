@@ -93,7 +93,7 @@ class OutputTable(ABC):
 Need = Callable[[OutputTable], Any]
 
 
-def output_table(table: OutputTable) -> Tuple[Tensor, Tensor]:
+def weight_and_excluded(table: OutputTable) -> Tuple[Tensor, Tensor]:
     """The output table W, of any kind, shape (N, d), and the rows that are not counted, (m,)."""
     return table.weight(), table.excluded
 
@@ -102,7 +102,7 @@ def output_row_norms(table: OutputTable) -> Tuple[Tensor, Tensor]:
     """||W_j||, shape (N,), which a weight-norm table stores, and the rows that are not counted."""
     if isinstance(table.module, WeightNormEmbedding):
         return table.module.norms(), table.excluded
-    weight, excluded = table.get(output_table)
+    weight, excluded = table.get(weight_and_excluded)
     return row_norms(weight), excluded
 
 
@@ -110,12 +110,12 @@ def output_singular_values(table: OutputTable) -> Tensor:
     """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
     if isinstance(table.module, SVDEmbedding):
         return table.module.singular_values()
-    weight, excluded = table.get(output_table)
+    weight, excluded = table.get(weight_and_excluded)
     check_rank(len(weight) - len(excluded), weight.size(1))
     return singular_values(weight, excluded)
 
 
-def svd_tables(table: OutputTable) -> Tuple[SVDEmbedding, ...]:
+def required_svd_tables(table: OutputTable) -> Tuple[SVDEmbedding, ...]:
     """All SVD tables of the model; at least one."""
     if not table.svd_tables:
         table.refuse_without_svd_table()
@@ -197,7 +197,7 @@ COSINE = Penalty(
     weight=weight_option(
         "cosreg_weight", "gamma: weight of the mean cosine between different words"
     ),
-    needs=output_table,
+    needs=weight_and_excluded,
     value=lambda table, _: cosine_penalty(*table),
 )
 
@@ -260,7 +260,7 @@ ORTHOGONALITY = Penalty(
         parse=four_weights,
         type=Optional[str],
     ),
-    needs=svd_tables,
+    needs=required_svd_tables,
     value=_orthogonality_value,
     unit=(1.0, 1.0, 0.0, 0.0),
 )

@@ -18,7 +18,7 @@ from spectral_fairseq.functional.spectrum_penalty import check_rank
 from spectral_fairseq.functional.table_control import TableChange
 from spectral_fairseq.methods import control
 from spectral_fairseq.methods.control import CENTERING, DECAY, ControlRule
-from spectral_fairseq.methods.penalties import svd_tables
+from spectral_fairseq.methods.penalties import required_svd_tables
 from spectral_fairseq.options import Option, arguments, flags_by_argument
 from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.objective import DecoderTable, Parts
@@ -107,7 +107,7 @@ class ControlledTables:
         if not self.svd_interval:
             return ()
         with arguments_as_flags(weight=SVD_INTERVAL.flag):
-            return svd_tables(DecoderTable(self._parts))
+            return required_svd_tables(DecoderTable(self._parts))
 
     def check(self) -> None:
         """Refuse a model whose tables cannot be controlled, before training starts.

@@ -50,7 +50,7 @@ from spectral_fairseq.methods.penalties import (
     OutputTable,
     Penalty,
     PerDevice,
-    output_table,
+    weight_and_excluded,
 )
 from spectral_fairseq.methods.prior import TablePrior
 from spectral_fairseq.options import Option, arguments, flags_by_argument, read_options
@@ -171,7 +171,7 @@ class DecoderTable(OutputTable):
 
     def prior(self) -> Tensor:
         """See the base class."""
-        return self.parts.prior(*self.get(output_table))
+        return self.parts.prior(*self.get(weight_and_excluded))
 
     def refuse_without_svd_table(self) -> None:
         """See the base class."""

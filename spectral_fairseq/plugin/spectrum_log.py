@@ -18,7 +18,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.gram import table_gram
 from spectral_fairseq.functional.spectra import singular_values_of_gram
-from spectral_fairseq.methods.penalties import output_table
+from spectral_fairseq.methods.penalties import weight_and_excluded
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.find import is_trained
 from spectral_fairseq.plugin.objective import DecoderTable
@@ -59,7 +59,7 @@ class SpectrumLog:
         """
         if self.interval:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.flag):
-                table.get(output_table)
+                table.get(weight_and_excluded)
             if not is_trained(table.decoder, table.words.rows):
                 logger.warning(
                     "%s measures an output table that is not trained: its measures stay the same",
@@ -96,7 +96,7 @@ class SpectrumLog:
             return {}
         entries = {name: math.nan for name in _names()}
         try:
-            entries = self._measured(*table.get(output_table))
+            entries = self._measured(*table.get(weight_and_excluded))
         except Exception as error:  # what is only logged ends no training
             if not self._warned:
                 name = table.parts.model_name

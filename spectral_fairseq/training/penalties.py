@@ -27,7 +27,7 @@ from spectral_fairseq.methods.penalties import (
     OutputTable,
     Penalty,
     PerDevice,
-    output_table,
+    weight_and_excluded,
 )
 from spectral_fairseq.methods.prior import TablePrior, prior_of
 from spectral_fairseq.training.factored_layers import FactoredLayer
@@ -73,7 +73,7 @@ class _TableOf(OutputTable):
 
     def prior(self) -> Tensor:
         """See the base class."""
-        return self._prior(*self.get(output_table))
+        return self._prior(*self.get(weight_and_excluded))
 
     def refuse_without_svd_table(self) -> None:
         """See the base class."""

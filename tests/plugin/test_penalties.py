@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.methods.penalties import PENALTIES, WEIGHT_NORM, svd_tables
+from spectral_fairseq.methods.penalties import PENALTIES, WEIGHT_NORM, required_svd_tables
 from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.objective import PENALTY_FLAGS, Words, interval_for
 from spectral_fairseq.plugin.presets import PRESETS
@@ -41,7 +41,7 @@ SETTINGS = {"spectrum_c1": "2.0", "spectrum_c2": 0.1}
 NAIVE = {
     penalty.weight.name: (penalty.name, NAIVE_FORMS[penalty.name])
     for penalty in PENALTIES
-    if penalty.needs is not svd_tables
+    if penalty.needs is not required_svd_tables
 }
 
 

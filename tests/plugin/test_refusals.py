@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.methods.penalties import AN_SVD_TABLE, PENALTIES, svd_tables
+from spectral_fairseq.methods.penalties import AN_SVD_TABLE, PENALTIES, required_svd_tables
 from spectral_fairseq.plugin.averages import check_configuration
 from spectral_fairseq.plugin.checks import WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import controls_of
@@ -319,7 +319,7 @@ def test_one_table_for_two_dictionaries(task, build, arch):
         build(task, arch, **SHARED)
 
 
-OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not svd_tables]
+OF_EVERY_KIND = [one.weight.name for one in PENALTIES if one.needs is not required_svd_tables]
 OF_ONE_KIND = [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.methods.penalties import PENALTIES, svd_tables
+from spectral_fairseq.methods.penalties import PENALTIES, required_svd_tables
 from spectral_fairseq.training import TablePenalty, factor_, fused_loss_, plain_, weight_norm_
 from tests.reference.penalties import PENALTIES as NAIVE
 from tests.training.models import DIM, WORDS, Straight, build
@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_flags(transformers):
     model = build(transformers)
     for penalty in PENALTIES:
         given = {entry.argument: entry.default for entry in penalty.settings if entry.argument}
-        if penalty.needs is not svd_tables:
+        if penalty.needs is not required_svd_tables:
             found, expected = (
                 TablePenalty(model, **{penalty.name: 1.0}, **more)() for more in ({}, given)
             )
