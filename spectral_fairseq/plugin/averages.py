@@ -74,7 +74,7 @@ class Averages(Listener):
         """The model holds the averages."""
         self.begin_validation()
 
-    def loaded(self, extra_state: Dict[str, Any]) -> None:
+    def after_loading(self, extra_state: Dict[str, Any]) -> None:
         """Tell the schedule the loss that the interrupted run was about to tell it.
 
         fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that

@@ -194,7 +194,7 @@ class TableChanges(Listener):
             name: prior.start_norm for name, prior in priors.items() if prior.start_norm is not None
         }
 
-    def load(self, saved: Any) -> None:
+    def restore(self, saved: Any) -> None:
         """Go on with the norms of the checkpoint; tables that it does not name keep their own."""
         if saved:
             for name, prior in self._priors().items():

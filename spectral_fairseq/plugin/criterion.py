@@ -342,7 +342,7 @@ class Updates(Listener):
         """Lazy penalties, and measures in validation, depend on it."""
         self._criterion.num_updates = self.trainer.get_num_updates()
 
-    def loaded(self, extra_state: Dict[str, Any]) -> None:  # noqa: ARG002
+    def after_loading(self, extra_state: Dict[str, Any]) -> None:  # noqa: ARG002
         """See :meth:`after_update`."""
         self.after_update()
 

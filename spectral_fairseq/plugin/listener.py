@@ -53,12 +53,12 @@ class Listener:
     def save(self) -> Any:
         """Called before a checkpoint is written; what it returns is saved unless it is empty."""
 
-    def load(self, saved: Any) -> None:
+    def restore(self, saved: Any) -> None:
         """Called after a checkpoint was loaded, unless training begins anew (--reset-optimizer).
 
         Args:
             saved: what :meth:`save` returned; ``None`` if the checkpoint lacks it.
         """
 
-    def loaded(self, extra_state: Dict[str, Any]) -> None:
+    def after_loading(self, extra_state: Dict[str, Any]) -> None:
         """Called after any checkpoint was loaded."""

@@ -178,7 +178,7 @@ class ChosenProducts(Listener):
         products = running().products
         return products and {"fast": products.fast, "processor": processor().name}
 
-    def load(self, saved: Any) -> None:
+    def restore(self, saved: Any) -> None:
         """Go on as the checkpoint has it, unless the flag or the processor says otherwise."""
         common, products = self.trainer.cfg.common, running().products
         if asked() != "auto" or not saved or saved["processor"] != processor().name:

@@ -151,8 +151,8 @@ def _load_checkpoint(
     if extra_state is not None:
         for listener in listeners_of(self).active:
             if not reset_optimizer:
-                listener.load(extra_state.get(listener.name))
-            listener.loaded(extra_state)
+                listener.restore(extra_state.get(listener.name))
+            listener.after_loading(extra_state)
     return extra_state
 
 

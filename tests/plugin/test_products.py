@@ -107,7 +107,7 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
 def test_only_the_same_kind_of_processor_takes_the_choice_of_a_checkpoint(task, saved, fast):
     running().multiply(Products(False, "at first"), CFG.common)
     listener = ChosenProducts(SimpleNamespace(cfg=CFG))
-    listener.load(saved)
+    listener.restore(saved)
     assert listener.save() == {"fast": fast, "processor": processor().name}
 
 
