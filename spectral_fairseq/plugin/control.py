@@ -34,6 +34,16 @@ SVD_INTERVAL = Option(
 FLAGS = (*control.OPTIONS, SVD_INTERVAL)
 
 
+def rule_from_flags(cfg: Any) -> ControlRule:
+    """What a criterion's configuration does to the spectrum of a plain table, and when.
+
+    Raises:
+        ConfigurationError: a flag outside its range.
+    """
+    with arguments_as_flags(**flags_by_argument(control.OPTIONS)):
+        return ControlRule(**arguments(control.OPTIONS, cfg))
+
+
 class ControlledTables:
     """The tables of one model of fairseq that are changed after updates, and how.
 
@@ -53,8 +63,7 @@ class ControlledTables:
     """
 
     def __init__(self, cfg: Any, parts: Parts, given: Any) -> None:
-        with arguments_as_flags(**flags_by_argument(control.OPTIONS)):
-            self.rule = ControlRule(**arguments(control.OPTIONS, cfg))
+        self.rule = rule_from_flags(cfg)
         self.svd_interval: int = SVD_INTERVAL.read(cfg)
         self._parts, self._given = parts, given
 

@@ -148,11 +148,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""
-        words = self._words_of(self._task.target_dictionary)
+        # Which kind of table decides flags that are not given alone, and these are in range.
         cfg = with_method(self._cfg, has_svd=True)
-        parts = Parts(nn.Module(), words, prior_from_flags(cfg))
-        Penalties(cfg, parts)
-        control.ControlledTables(cfg, parts, self._cfg)
+        prior_from_flags(cfg)
+        read_options(PENALTY_FLAGS, cfg)
+        control.rule_from_flags(cfg)
+        control.SVD_INTERVAL.read(cfg)
 
     def objective_of(self, model: nn.Module) -> Objective:
         """What is done with a model, wrapped for data parallelism or not.
