@@ -20,7 +20,6 @@ import torch
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.functional.workers import Workers
 from spectral_fairseq.methods.control import CENTERING, DECAY
@@ -33,11 +32,6 @@ from spectral_fairseq.plugin.trained_weights import trained_weights
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
-# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
-# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
-_UNSCALED_STEPS = ("nag", "sgd")
 
 
 def controls_of(trainer: Any) -> List[ControlledTables]:
@@ -57,13 +51,17 @@ def controls_of(trainer: Any) -> List[ControlledTables]:
         return []
     controls = [one.control for one in criterion.objectives_of(trainer.get_model())]
     for control in controls:
-        control.svd_interval = _svd_interval(
-            trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for
-        )
+        obstacle = control.follow(trainer.cfg)
+        if obstacle:
+            logger.info(
+                "%s is 0: the factors of the SVD table are not renewed, because of %s",
+                SVD_INTERVAL.flag,
+                obstacle,
+            )
     active = [control for control in controls if control.rule.active or control.svd_interval]
     if active:
         refusals.CONTROL.check(trainer.cfg)
-    if criterion.control_is_default and any(control.rule.active for control in active):
+    if any(control.rule.active and control.is_default for control in active):
         logger.info(
             "the spectrum of the plain output table is controlled outside the optimiser (%s %g, "
             "%s %g); the penalties of the paper are those on an SVD table, of an arch "
@@ -71,35 +69,6 @@ def controls_of(trainer: Any) -> List[ControlledTables]:
             *(DECAY.flag, active[0].rule.decay, CENTERING.flag, active[0].rule.centering),
         )
     return active
-
-
-def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
-    """``--svd-interval`` as this training follows it: 0 where nobody asked and it cannot be.
-
-    By default it is 0 as well where it could be followed and the table would lose its rank.
-
-    Raises:
-        UnsupportedError: it was asked for and cannot be followed.
-    """
-    if not interval:
-        return 0
-    try:
-        refusals.CONTROL.check(cfg)
-        refusals.RENEWAL.check(cfg)
-    except UnsupportedError as obstacle:
-        if asked_for:
-            raise
-        found = obstacle.found
-    else:
-        if asked_for or cfg.optimizer._name not in _UNSCALED_STEPS:
-            return interval
-        found = f"--optimizer {cfg.optimizer._name}"
-    logger.info(
-        "%s is 0: the factors of the SVD table are not renewed, because of %s",
-        SVD_INTERVAL.flag,
-        found,
-    )
-    return 0
 
 
 @torch.no_grad()

@@ -136,19 +136,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Called by fairseq."""
         return cls(cfg, task)
 
-    @property
-    def renewal_is_asked_for(self) -> bool:
-        """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
-        return self._cfg.svd_interval is not None
-
-    @property
-    def control_is_default(self) -> bool:
-        """Whether ``--criterion spectrum_control`` chose the control of a plain table."""
-        return self._cfg.spectrum_decay is None and self._cfg.table_centering is None
-
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""
-        # Which kind of table decides flags that are not given alone, and these are in range.
+        # The kind of table decides only flags that were not given, and what it chooses is in range.
         cfg = with_method(self._cfg, has_svd=True)
         prior_from_flags(cfg)
         read_options(PENALTY_FLAGS, cfg)
