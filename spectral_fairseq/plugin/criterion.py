@@ -217,7 +217,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             objective.penalties.check(inner)
             objective.control.check()
             self.log_spectrum.check(DecoderTable(objective.parts))
-            objective.likelihood.check()
+            if self.report_accuracy and objective.form.blockwise and not objective.likelihood.flag:
+                logger.warning(
+                    "--report-accuracy makes the scores of all words, which the loss of this "
+                    "output layer would do without; drop it where they take too much memory"
+                )
 
     def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:
         """Flags that were given and have no effect on a model -> what they would need."""

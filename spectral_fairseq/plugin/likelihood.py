@@ -9,8 +9,8 @@ and the choice among all is in likelihood_choice.py.
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
@@ -25,10 +25,8 @@ from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_ent
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import Option, read_options, weight_option
-from spectral_fairseq.plugin.find import calls_output_layer, head_of
+from spectral_fairseq.plugin.find import head_of
 from spectral_fairseq.plugin.objective import SQUARED_LOG_Z, Parts, Term
-
-logger = logging.getLogger(__name__)
 
 LOSS_FORM = Option(
     "loss_form",
@@ -131,13 +129,6 @@ class LikelihoodTerm:
         self.head = head_of(parts.decoder)
         self.own_loss = bool(getattr(self.head, "own_loss", False))
 
-    def check(self) -> None:
-        """Refuse a model that cannot be trained so, before training starts.
-
-        Raises:
-            ConfigurationError: the model lacks what this term needs.
-        """
-
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """Run the model.
 
@@ -212,25 +203,14 @@ class FullScores(LikelihoodTerm):
     Args:
         z_loss: lambda of the z-loss.
 
-    Attributes:
-        all_scores: whether the scores of all words are made for every batch.
-
     Raises:
         UnsupportedError: a z-loss of output that is not scores with one normaliser.
     """
 
-    all_scores = True
-
     def __init__(self, criterion: Any, parts: Parts, z_loss: float = 0.0) -> None:
         super().__init__(criterion, parts)
         self.z_loss = z_loss
-        if z_loss and isinstance(self.head, Head) and not self.head.normalised:
-            raise refusals.Z_LOSS.error(type(self.head).__name__)
-        if self.all_scores:
-            self._check_scores()
-
-    def _check_scores(self) -> None:
-        if self.z_loss and isinstance(self.head, Head) and not isinstance(self.head, SoftmaxHead):
+        if z_loss and isinstance(self.head, Head) and not isinstance(self.head, SoftmaxHead):
             raise refusals.Z_LOSS.error(f"the probabilities of {type(self.head).__name__}")
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
@@ -245,66 +225,46 @@ class FullScores(LikelihoodTerm):
         squares = torch.logsumexp(widened(scores), -1).square() * real  # [b, t]
         added = self.z_loss * (squares.sum() if reduce else squares.view_as(loss))
         losses = Losses(loss + added, loss, nll, squares.sum())
-        return self.likelihood(losses, net_output, sample)
-
-    def likelihood(self, losses: Losses, net_output: Any, sample: Any) -> Likelihood:
-        """What is trained and logged of the losses of a batch."""
-        measures = (measure(SQUARED_LOG_Z, losses.squares, sample),) if self.z_loss else ()
-        plain, nll = losses.plain_loss.detach(), losses.nll.detach()
-        return Likelihood(losses.loss, plain, nll, net_output, measures)
+        return _with_logs(losses, net_output, sample, self.z_loss)
 
 
 # The arguments that an output layer's own loss may refuse.
 HEAD_FLAGS = {"label_smoothing": "--label-smoothing", "cutoffs": "--adaptive-softmax-cutoff"}
 
 
-class Blockwise(FullScores):
+class Blockwise(LikelihoodTerm):
     """The loss of the output layer itself, taken where the scores would be made.
 
-    Full scores are used where a caller asks for single tokens or for the accuracy, and for small
-    batches where that is said to be faster.
+    Full scores are used where a caller asks for single tokens, and for small batches where that is
+    said to be faster.
 
     Args:
         dense_up_to: number of tokens up to which a batch is small.
         z_loss: lambda of the z-loss.
 
     Raises:
-        ConfigurationError: an output layer that cannot be replaced, or label smoothing where the
-            output layer's own loss has none.
-        UnsupportedError: as for :class:`FullScores`, where their accuracy is asked for.
+        ConfigurationError: label smoothing where the output layer's own loss has none.
     """
 
     def __init__(
         self, criterion: Any, parts: Parts, dense_up_to: float = 0, z_loss: float = 0.0
     ) -> None:
-        self.all_scores = criterion.report_accuracy
-        super().__init__(criterion, parts, z_loss)
-        self.dense_up_to = dense_up_to
-        if isinstance(self.head, Head) and not self.all_scores:
+        super().__init__(criterion, parts)
+        self.dense_up_to, self.z_loss = dense_up_to, z_loss
+        if isinstance(self.head, Head):
             with arguments_as_flags(**HEAD_FLAGS):
                 self.head.check_label_smoothing(self.criterion.eps)
-        if not isinstance(self.head, Head):
-            with arguments_as_flags(weight=LOSS_FORM.flag):
-                _ = parts.output
-        if not calls_output_layer(self.decoder):
-            found = f"{type(self.decoder).__name__}, which has none"
-            raise refusals.NO_OUTPUT_LAYER.error(found)
 
-    def check(self) -> None:
-        """See the base class."""
-        if self.all_scores:
-            logger.warning(
-                "--report-accuracy makes the scores of all words, which the loss of this output "
-                "layer would do without; drop it where they take too much memory"
-            )
+    @cached_property
+    def _full_scores(self) -> FullScores:
+        # Not before it is asked for: it refuses a z-loss that blocks can compute.
+        return FullScores(self.criterion, self.parts, self.z_loss)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
         targets = sample["target"]
-        small = targets.numel() <= self.dense_up_to
-        if small or not reduce or self.all_scores:
-            self._check_scores()
-            return super().__call__(model, sample, reduce)
+        if targets.numel() <= self.dense_up_to or not reduce:
+            return self._full_scores(model, sample, reduce)
         skip = self.criterion.ignore_prefix_size
 
         def loss_instead(features: Tensor) -> Tensor:
@@ -313,4 +273,11 @@ class Blockwise(FullScores):
 
         with self.output_layer_replaced(loss_instead):
             net_output = model(**sample["net_input"])
-        return self.likelihood(Losses(*net_output[0]), net_output, sample)
+        return _with_logs(Losses(*net_output[0]), net_output, sample, self.z_loss)
+
+
+def _with_logs(losses: Losses, net_output: Any, sample: Any, z_loss: float) -> Likelihood:
+    """The losses of a batch with what is logged of them."""
+    measures = (measure(SQUARED_LOG_Z, losses.squares, sample),) if z_loss else ()
+    plain, nll = losses.plain_loss.detach(), losses.nll.detach()
+    return Likelihood(losses.loss, plain, nll, net_output, measures)

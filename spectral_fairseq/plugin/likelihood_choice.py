@@ -17,11 +17,11 @@ from fairseq.models.transformer_align import TransformerAlignModel
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.find import calls_output_layer, decoder_of, head_of, output_matrix
-from spectral_fairseq.plugin.likelihood import Blockwise, FullScores, LikelihoodTerm
+from spectral_fairseq.plugin.likelihood import LOSS_FORM, Blockwise, FullScores, LikelihoodTerm
 from spectral_fairseq.plugin.objective import Parts
 
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
@@ -57,17 +57,18 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
     Raises:
         UnsupportedError: the z-loss or the margin of scores that may not be those of a softmax.
     """
-    asked = options.loss_form
+    asked, head = options.loss_form, head_of(model)
     obstacle = obstacle_to_blocks(model, num_words)
     if options.z_loss and obstacle is not None:
         raise refusals.Z_LOSS.error(obstacle)
+    if options.z_loss and isinstance(head, Head) and not head.normalised:
+        raise refusals.Z_LOSS.error(type(head).__name__)
     if options.adversarial_epsilon and obstacle is not None and asked == "auto":
         raise refusals.ADVERSARIAL.error(obstacle)
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
     if obstacle is not None:
         return LossForm(False, obstacle)
-    head = head_of(model)
     if getattr(head, "own_loss", False):
         return LossForm(True, f"{type(head).__name__} has a loss of its own")
     if criterion.report_accuracy:
@@ -167,7 +168,25 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
 def plain_likelihood(
     criterion: Any, parts: Parts, form: LossForm, z_loss: float = 0.0
 ) -> LikelihoodTerm:
-    """The likelihood that is reported in evaluation, and trained where no method changes it."""
+    """The likelihood that is reported in evaluation, and trained where no method changes it.
+
+    Raises:
+        ConfigurationError: an output layer that cannot be replaced by blocks, or label smoothing
+            where the output layer's own loss has none.
+        UnsupportedError: a decoder without an output layer, for blocks; or a z-loss of output that
+            is not scores.
+    """
     if form.blockwise:
-        return Blockwise(criterion, parts, form.dense_up_to, z_loss)
+        _check_output_layer(parts)
+        if not criterion.report_accuracy:
+            return Blockwise(criterion, parts, form.dense_up_to, z_loss)
     return FullScores(criterion, parts, z_loss)
+
+
+def _check_output_layer(parts: Parts) -> None:
+    """Refuse a model whose output layer cannot be replaced by blocks of scores."""
+    if not isinstance(head_of(parts.decoder), Head):
+        with arguments_as_flags(weight=LOSS_FORM.flag):
+            _ = parts.output
+    if not calls_output_layer(parts.decoder):
+        raise refusals.NO_OUTPUT_LAYER.error(f"{type(parts.decoder).__name__}, which has none")
