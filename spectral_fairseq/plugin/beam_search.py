@@ -133,7 +133,7 @@ def _keys_and_values(
     """What attention would keep of the first row of each sentence, in its own form.
 
     Args:
-        attention: of the decoder.
+        attention: an attention layer of the decoder.
         encoded: the encoder's output, of which each sentence has ``beams`` equal rows.
         beams: rows of a sentence.
     """

@@ -56,7 +56,7 @@ class ControlledTables:
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.
-        parts: of the model.
+        parts: what the model consists of.
         given: the configuration as the user gave it, where the criterion may leave flags unset.
 
     Attributes:

@@ -41,7 +41,7 @@ def building_for(task: Any, from_checkpoint: bool) -> Iterator[None]:
     """Within this context a model is built; see :func:`counts_for_new_table`.
 
     Args:
-        task: whose training data the words are counted in.
+        task: the task in whose training data the words are counted.
         from_checkpoint: whether the new tables are overwritten next, so no count is needed.
     """
     restored = from_checkpoint or _task.get() is _RESTORED

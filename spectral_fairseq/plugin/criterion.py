@@ -82,13 +82,13 @@ class Objective:
     """What a criterion does with one model; it is decided once.
 
     Attributes:
-        device: of the model, by which the form of its loss is chosen.
-        parts: of the model.
-        form: in which the likelihood is computed.
-        likelihood: that is trained.
+        device: the model's device, by which the form of its loss is chosen.
+        parts: what the model consists of.
+        form: the form in which the likelihood is computed.
+        likelihood: the likelihood that is trained.
         reported: the likelihood in evaluation.
-        penalties: added to it in training.
-        control: of the tables outside the optimiser.
+        penalties: what is added to it in training.
+        control: what is done to the tables outside the optimiser.
     """
 
     device: torch.device
@@ -107,7 +107,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     logged as R, before its weight, under a key of its own, in training only.
 
     Attributes:
-        num_updates: taken before the one under way; the trainer tells it.
+        num_updates: the number of updates taken before the one under way; the trainer tells it.
     """
 
     def __init__(self, cfg: Any, task: Any) -> None:
@@ -352,7 +352,7 @@ def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Di
         due: the terms of this update.
         last: terms as they were computed last; those that are not due are shown, but have no
             weight in averages.
-        sample_size: of the micro-batch.
+        sample_size: that of the micro-batch.
     """
     entries: Dict[str, Any] = {}
     for terms, size in ((due, sample_size), (last, 0)):

@@ -34,8 +34,8 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
     A table with a singular value of zero keeps its factors, and so does one with a frozen factor.
 
     Args:
-        table: as the model holds it.
-        optimizer: as the trainer holds it.
+        table: the table as the model holds it.
+        optimizer: the optimiser as the trainer holds it.
         group: process group of the workers, of which the first one plans; ``None`` is all of them.
 
     Raises:

@@ -71,7 +71,7 @@ class OutputPlace(NamedTuple):
 
         Args:
             owner: a table of this package, a layer, or the decoder itself.
-            name: of the matrix in ``owner``.
+            name: the name of the matrix in ``owner``.
             is_layer: whether ``owner`` is a layer, whose ``bias`` may be ``None``.
         """
         layer = owner if is_layer else None

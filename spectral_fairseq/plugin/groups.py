@@ -30,8 +30,8 @@ def split_groups(optimizer: Any, model: nn.Module, scheduler: Any = None) -> Non
 
     Args:
         optimizer: fairseq's, wrapped for half precision or not.
-        model: that it trains.
-        scheduler: of the learning rate, which was built for one group.
+        model: the model that it trains.
+        scheduler: the schedule of the learning rate, which was built for one group.
     """
     undecayed = [parameter for parameter in undecayed_parameters(model) if parameter.requires_grad]
     inner = optimizer.optimizer

@@ -89,10 +89,10 @@ class Likelihood(NamedTuple):
     """The likelihood term of the objective, before any penalty.
 
     Args:
-        loss: to be differentiated; a scalar if reduced.
+        loss: what is differentiated; a scalar if reduced.
         logged_loss: what the logs show as the loss.
         logged_nll: the negative log-likelihood without label smoothing, for the logs.
-        net_output: of the model; its first entry need not be the scores.
+        net_output: the model's output; its first entry need not be the scores.
         measures: further values for the logs.
     """
 
@@ -113,10 +113,10 @@ class LikelihoodTerm:
 
     Args:
         criterion: the criterion that takes it: a ``label_smoothed_cross_entropy``.
-        parts: of the model.
+        parts: what the model consists of.
 
     Attributes:
-        flag: that asks for this way; empty for the plain likelihood.
+        flag: the flag that asks for this way; empty for the plain likelihood.
         makes_scores: whether it computes scores beside the model's output layer.
     """
 
@@ -161,7 +161,7 @@ class LikelihoodTerm:
         Args:
             features: the input of the output layer, shape (b, t, d).
             targets: shape (b, t).
-            epsilon: of the adversarial softmax.
+            epsilon: the radius of the adversarial softmax.
             z_loss: lambda of the z-loss.
         """
         options: Dict[str, Any] = {

@@ -96,8 +96,8 @@ def table_parameters(model: nn.Module, dictionaries: Iterable[Any] = ()) -> List
     from which a weight norm computes them.
 
     Args:
-        model: any of fairseq.
-        dictionaries: of the task, beside those that parts of the model know.
+        model: any model of fairseq.
+        dictionaries: those of the task, beside those that parts of the model know.
     """
     tables: List[Any] = []
     sizes = {len(one) for one in dictionaries}

@@ -114,11 +114,11 @@ class Parts:
     It holds the decoder, which is the model itself in some architectures: it lives as long as that.
 
     Attributes:
-        decoder: ends in the vocabulary.
-        words: of its dictionary.
-        prior: of its output table, where that knows none itself.
+        decoder: the part that ends in the vocabulary.
+        words: what is known of its dictionary.
+        prior: the prior of its output table, where that knows none itself.
         svd_tables: all SVD tables of the model, each once however often it is shared.
-        model_name: of the model's class, for messages.
+        model_name: the name of the model's class, for messages.
     """
 
     decoder: nn.Module
@@ -146,7 +146,7 @@ class DecoderTable(OutputTable):
     """The output table of a fairseq decoder at one update.
 
     Args:
-        parts: of the model.
+        parts: what the model consists of.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -157,7 +157,7 @@ class DecoderTable(OutputTable):
 
     @property
     def device(self) -> torch.device:
-        """Of the decoder."""
+        """The device of the decoder."""
         return next(self.decoder.parameters()).device
 
     @property
@@ -231,7 +231,7 @@ class Penalties:
 
     Args:
         cfg: a configuration with the fields of :data:`PENALTY_FLAGS`.
-        parts: of the model.
+        parts: what the model consists of.
 
     Raises:
         ConfigurationError: a flag is outside its range.

@@ -24,8 +24,8 @@ def check_task(task: Any, settings: Any) -> None:
     """Refuse an architecture of this package that a task of fairseq cannot train.
 
     Args:
-        task: that builds the model. One of another plugin may build it in its own way.
-        settings: of the model, which name its architecture.
+        task: the task that builds the model. One of another plugin may build it in its own way.
+        settings: those of the model, which name its architecture.
 
     Raises:
         UnsupportedError: the task asks for another one.

@@ -17,7 +17,7 @@ from spectral_fairseq.options import Option, flag_of
 def with_options(
     config: Type[FairseqDataclass], name: str, options: Iterable[Option], doc: str
 ) -> Any:
-    """A subclass of a configuration, with a name and a docstring, that has a field an option."""
+    """A subclass of a configuration, with a name, a docstring and one field per option."""
     fields = [
         (
             entry.name,
@@ -60,7 +60,7 @@ def register(
     """Register a model as ``--arch name``, and with each of fairseq's sizes.
 
     Args:
-        name: of the model. It is a model and not only an architecture, because
+        name: the model's name. It is a model and not only an architecture, because
             fairseq-hydra-train knows no architectures.
         model: class with ``build_model``; a subclass with the attribute ``config`` is registered.
         config: dataclass of the flags.

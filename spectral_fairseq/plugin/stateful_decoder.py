@@ -24,7 +24,7 @@ class StatefulDecoder(FairseqIncrementalDecoder):
 
     Args:
         dictionary: fairseq dictionary.
-        network: from tokens to features, with ``layers``.
+        network: what turns tokens into features, with ``layers``.
         head: output layer.
     """
 

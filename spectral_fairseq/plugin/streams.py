@@ -62,7 +62,7 @@ class Streams(FairseqDataset):
         """Choose the segments.
 
         Args:
-            lengths: of every segment; they sum to :attr:`length`, that of the longest stream.
+            lengths: that of every segment; they sum to :attr:`length`, that of the longest stream.
         """
         if sum(lengths) != self.length:
             raise ValueError(f"segments of {sum(lengths)} tokens, streams of {self.length}")

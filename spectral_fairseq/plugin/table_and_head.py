@@ -114,7 +114,7 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
     """Warn of options that were given and that the chosen table and head do not have.
 
     Args:
-        model: whose class is an architecture of this package, or of fairseq, which has none.
+        model: one whose class is an architecture of this package, or of fairseq, which has none.
         config: the model's settings; under hydra only those that the user wrote.
     """
     preset = getattr(model, "config", None)

@@ -143,7 +143,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
 
     Args:
         args: options, as in :class:`StatefulLanguageModelingConfig`.
-        dictionary: of words, for input and output.
+        dictionary: the words of input and output.
     """
 
     def __init__(self, args: Any, dictionary: Dictionary) -> None:

@@ -1,4 +1,4 @@
-"""What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
+"""What fairseq's trainer has no hook for: wrappers that tell the listeners in order.
 
 Features that change something else have patches in files of their own; ``PATCHES`` names them.
 """
