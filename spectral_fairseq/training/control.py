@@ -139,8 +139,8 @@ class SpectrumControl:
         self._model, self.excluded = model, excluded
         self._prior.start_norm = norm or None  # a table of zeros has none yet
         self._checked, self.updates = False, 0
-        self._left: Optional[Tensor] = None  # column norms after the latest change
-        self._found_untrained = False
+        self._left: Optional[float] = None  # the table's norm after the latest change
+        self._has_warned = False
         self._rates: Optional[Tuple[float, float]] = None  # the first one and the highest so far
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
@@ -194,18 +194,18 @@ class SpectrumControl:
         change = own.share_change(planned, part.rows)
         for copies in others:
             change = copies.share_change(change, part.rows)
-        if rate > 0:
-            self._warn_if_untrained(part.rows)
+        watched = not self._has_warned
+        if watched:
+            self._warn_if_untrained(counted_norm(part.rows, excluded, part.summed), rate)
         apply_change_(part.rows, change, excluded)
-        self._left = _column_norms(part.rows)
+        if watched:
+            self._left = counted_norm(part.rows, excluded, part.summed)
         return True
 
-    def _warn_if_untrained(self, rows: Tensor) -> None:
+    def _warn_if_untrained(self, norm: float, rate: float) -> None:
         """Say it once if nothing but this control has changed the table since the last time."""
-        if self._left is None or self._found_untrained:
-            return
-        self._found_untrained = torch.equal(self._left, _column_norms(rows))
-        if self._found_untrained:
+        if rate > 0 and norm == self._left:
+            self._has_warned = True
             warnings.warn(
                 "SpectrumControl has found its table unchanged since its last change: if the model "
                 "that is trained is another one, such as a copy, make the control of that one",
@@ -310,11 +310,6 @@ def _controlled(model: Union[nn.Module, Tensor]) -> Tensor:
 def _workers(group: Any, together: bool) -> Workers:
     first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
     return Workers(group, first, together)
-
-
-def _column_norms(rows: Tensor) -> Tensor:
-    # Of all rows, since a step may change a few alone, and not their sums, which a softmax keeps.
-    return torch.linalg.vector_norm(rows.detach(), dim=0, dtype=torch.float64)
 
 
 def share_of_rate(control: SpectrumControl, optimizer: Any) -> float:
