@@ -15,7 +15,7 @@ class MixtureLayer(LayerMixin):
 
     order = 1
     mixture: MixtureHead
-    _replicate_for_data_parallel = refuse_replicas  # its table refers to the layer
+    _replicate_for_data_parallel = refuse_replicas  # the mixture refers to this layer
 
     def forward(self, input: Tensor) -> Tensor:
         """log P of features, shape (*, d): shape (*, N)."""

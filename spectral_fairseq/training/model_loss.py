@@ -10,6 +10,7 @@ layer.
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import sys
 from typing import Any, Dict
@@ -69,7 +70,6 @@ class ModelForward:
     def __init__(self, model: nn.Module, loss: TokenLoss) -> None:
         self.model, self.loss = model, loss
         self.own = model.__dict__.get("forward")  # of another package
-        self._keeps_no_cache = _turns_cache_off(model)
 
     @property
     def _forward(self) -> Any:
@@ -107,7 +107,7 @@ class ModelForward:
             masks = model.config.model_type == "encoder-decoder"  # EncoderDecoderModel alone
             if masks and kwargs.get("decoder_attention_mask") is None:
                 kwargs["decoder_attention_mask"] = shifted.ne(model.config.pad_token_id).long()
-        if self._keeps_no_cache:
+        if _turns_cache_off(type(model).forward):
             kwargs["use_cache"] = False
         total = kwargs.pop("num_items_in_batch", None)
         outputs = forward(**kwargs)
@@ -217,16 +217,19 @@ def give_back_loss(part: nn.Module) -> None:
         del part.__dict__["_loss_function"]
     if isinstance(part.__dict__.get("get_output_embeddings"), WatchedOutput):
         del part.__dict__["get_output_embeddings"]
+    if part.__dict__.get("_replicate_for_data_parallel") is refuse_replicas:
+        del part.__dict__["_replicate_for_data_parallel"]
     forward = part.__dict__.get("forward")
     if isinstance(forward, ModelForward):
-        del part.__dict__["forward"], part.__dict__["_replicate_for_data_parallel"]
+        del part.__dict__["forward"]
         if forward.own is not None:
             part.__dict__["forward"] = forward.own
 
 
-def _turns_cache_off(model: nn.Module) -> bool:
-    """Whether a model's forward pass has ``use_cache = False``, as Marian's where it has labels."""
-    steps = [*dis.get_instructions(inspect.unwrap(type(model).forward))]
+@functools.cache
+def _turns_cache_off(forward: Any) -> bool:
+    """Whether a forward pass has ``use_cache = False``, as Marian's where it is given labels."""
+    steps = [*dis.get_instructions(inspect.unwrap(forward))]
     return any(
         value.argval is False and store.opname.startswith("STORE") and "use_cache" in store.argrepr
         for value, store in zip(steps, steps[1:])
