@@ -22,9 +22,9 @@ from spectral_fairseq.options import flag_of
 DESCRIPTION = """\
 Average checkpoints of one training run, of this package or plain. A factored table is averaged
 as the matrix that it stands for and factored again, so the result is a checkpoint of the same
-architecture; averaging the factors themselves would give another matrix. The options have the
-names of those of fairseq's scripts/average_checkpoints.py. The settings are the first
-checkpoint's; the optimiser state is left out.
+architecture; averaging the factors themselves would give another matrix. The options are
+called as in fairseq's scripts/average_checkpoints.py. The settings are the first checkpoint's;
+the optimiser state is left out.
 Example: spectral-fairseq average DIR --num-epoch-checkpoints 5 --output a.pt
 """
 
