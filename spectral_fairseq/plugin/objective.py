@@ -246,6 +246,9 @@ class Penalties:
         table = DecoderTable(parts)
         self._lazy = [penalty for penalty in self._active if penalty.lazy(table)]
         self._each_update = [penalty for penalty in self._active if penalty not in self._lazy]
+        self._weights = {penalty.name: penalty.factor(self._flags) for penalty in self._active}
+        for penalty in self._lazy:
+            self._weights[penalty.name] *= self._interval
         self._last: Optional[List[Term]] = None if self._lazy else []
 
     @property
@@ -264,13 +267,12 @@ class Penalties:
         """
         if not self._active:
             return []
-        table = DecoderTable(self._parts)
-        due = self._terms(self._each_update, table)
-        if updates % self._interval:
-            return due
-        lazy = self._terms(self._lazy, table)
-        self._last = [term._replace(value=term.value.detach()) for term in lazy]
-        return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
+        due = self._each_update if updates % self._interval else self._each_update + self._lazy
+        terms = self._terms(due, DecoderTable(self._parts))
+        lazy = terms[len(self._each_update) :]
+        if lazy:
+            self._last = [term._replace(value=term.value.detach()) for term in lazy]
+        return terms
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the penalties need, due or not, or does not train it.
@@ -315,7 +317,7 @@ class Penalties:
         return [
             Term(
                 penalty.name,
-                penalty.factor(self._flags),
+                self._weights[penalty.name],
                 penalty.of(table, self._options_of(penalty)),
             )
             for penalty in penalties
