@@ -49,15 +49,20 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
 _is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
 
 
+def is_transformed() -> bool:
+    """Whether the call is within a transform of ``torch.func``, and no compiler looks at it."""
+    if _is_compiling is None or _is_compiling():  # torch before 2.1; a compiler
+        return False
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def check_untransformed() -> None:
     """Refuse the transforms of ``torch.func``, which cannot look into a gradient by hand.
 
     Raises:
         UnsupportedError: the call is within one.
     """
-    if _is_compiling is None or _is_compiling():  # torch before 2.1; a compiler
-        return
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         raise UnsupportedError(
             "losses by blocks and penalties outside of the transforms of torch.func",
             "a call within one (grad, vmap, jvp or another)",

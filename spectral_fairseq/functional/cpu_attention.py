@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spectral_fairseq.functional.autograd import is_transformed
 from spectral_fairseq.functional.precision import HALVES, at_least_float32, type_of_products
 from spectral_fairseq.functional.settings import FLASH, ONEDNN, has_onednn_setting
 
@@ -135,9 +136,11 @@ def _by_length(original: Callable[..., Tensor], amx: bool) -> Callable[..., Tens
         is_causal: bool = False,
         **options: Any,
     ) -> Tensor:
+        # A compiler decides by itself; nested tensors have no size; transforms need an operator.
+        if torch.compiler.is_compiling() or query.is_nested or is_transformed():
+            return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         half, short = query.dtype in HALVES, query.size(-2) * key.size(-2) < long**2
-        as_set = torch.compiler.is_compiling()  # a compiler decides by itself
-        if half and short and not as_set and _has_weights(query, key, value, attn_mask, is_causal):
+        if half and short and _has_weights(query, key, value, attn_mask, is_causal):
             if is_causal:
                 size = (query.size(-2), key.size(-2))
                 attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
@@ -146,7 +149,7 @@ def _by_length(original: Callable[..., Tensor], amx: bool) -> Callable[..., Tens
             weights = attention_weights(query, key, attn_mask, options.get("scale"))
             return F.dropout(weights, dropout_p) @ value
         # The kernel knows no dropout.
-        if as_set or amx or short or dropout_p or query.dtype == torch.float64:
+        if amx or short or dropout_p or query.dtype == torch.float64:
             return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         dtype = query.dtype
         if dtype == torch.float32:

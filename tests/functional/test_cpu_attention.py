@@ -174,6 +174,28 @@ def test_torchscript_compiles_attention(chosen):
     torch.testing.assert_close(torch.jit.script(layer)(features), layer(features))
 
 
+def nested(attention):
+    each = [torch.randn(length, 2, 8) for length in (3, 5)]
+    heads = torch.nested.nested_tensor(each, layout=torch.jagged).transpose(1, 2)
+    return attention(heads, heads, heads).values()
+
+
+def mapped(attention):
+    batch = torch.randn(3, 2, 4, 8, dtype=torch.bfloat16)
+    return torch.func.vmap(lambda one: attention(one, one, one))(batch)
+
+
+@pytest.mark.parametrize("use", [nested, mapped])
+def test_what_torch_takes_is_taken(chosen, use):
+    """A nested tensor has no length, and what is mapped knows no function of ours."""
+    if not hasattr(torch, "jagged"):
+        pytest.skip("this torch has no jagged tensors")
+    torch.manual_seed(1)
+    bare = use(chosen)
+    torch.manual_seed(1)
+    torch.testing.assert_close(use(F.scaled_dot_product_attention), bare, rtol=1e-2, atol=1e-2)
+
+
 def test_another_choice_inside_changes_nothing(chosen):
     attention = F.scaled_dot_product_attention
     choose_attention()()
