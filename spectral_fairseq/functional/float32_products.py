@@ -36,7 +36,7 @@ import torch
 from spectral_fairseq.errors import check_choice
 from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
 from spectral_fairseq.functional.processor import processor
-from spectral_fairseq.functional.settings import FLOAT32, ONEDNN, has_onednn_setting
+from spectral_fairseq.functional.settings import CUDA, FLOAT32, ONEDNN, has_onednn_setting
 
 CHOICES = ("auto", "fast", "torch")
 
@@ -183,18 +183,13 @@ def _leave(part: _Part) -> None:
 
 def _multiply_fast() -> Callable[[], None]:
     """Let torch multiply by its fastest way, and return what undoes it."""
-    setting, value = (ONEDNN, "bf16") if _has_setting() else (FLOAT32, "medium")
-    before = setting.change(value)
-    if not torch.cuda.is_available():
-        return partial(setting.change, before)
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-
-    def undo() -> None:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        setting.change(before)
-
-    return undo
+    if not _has_setting():
+        return partial(FLOAT32.change, FLOAT32.change("medium"))
+    with contextlib.ExitStack() as undo:
+        undo.callback(ONEDNN.change, ONEDNN.change("bf16"))
+        if torch.cuda.is_available():
+            undo.callback(CUDA.change, CUDA.change("tf32"))
+        return undo.pop_all().close
 
 
 def _halves_lose_in_flash() -> bool:

@@ -15,6 +15,8 @@ class Setting:
     Calls that need another value may be made in several threads at once, and a backward pass after
     everything else has ended. The first call that enters changes the setting, and the last one that
     leaves puts back what holds outside of such calls: what was found, or was set meanwhile.
+    What is needed already is not set again: torch's older names set several of the newer ones,
+    which then no longer follow what is set for everything.
 
     Args:
         inside: the value that such calls need.
@@ -43,7 +45,8 @@ class Setting:
         with self._lock:
             if not self._outside:
                 found = self._get()
-                self._set(self._needed)  # which torch may refuse
+                if found != self._needed:
+                    self._set(self._needed)  # which torch may refuse
                 self._outside = (found,)
             self._inside += 1
 
@@ -53,7 +56,8 @@ class Setting:
             self._inside -= 1
             if not self._inside:
                 (value,), self._outside = self._outside, ()
-                self._set(value)
+                if value != self._needed:
+                    self._set(value)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -66,11 +70,15 @@ class Setting:
 
 
 def _fp32_precision(find_owner: Callable[[], Any]) -> Setting:
-    return Setting(
-        "ieee",
-        lambda: find_owner().fp32_precision,
-        lambda value: setattr(find_owner(), "fp32_precision", value),
-    )
+    def get() -> Any:
+        # torch returns what holds, whether it was set here or for everything. Put back here, a
+        # value that was set for everything would no longer follow it.
+        owner = find_owner()
+        holds = owner.fp32_precision
+        owner.fp32_precision = "none"
+        return "none" if owner.fp32_precision == holds else holds
+
+    return Setting("ieee", get, lambda value: setattr(find_owner(), "fp32_precision", value))
 
 
 FLASH = Setting(

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.settings import FLASH, FLOAT32, ONEDNN, Setting, has_onednn_setting
+from spectral_fairseq.functional.float32_products import Products, using_products
+from spectral_fairseq.functional.settings import (
+    CUDA,
+    FLASH,
+    FLOAT32,
+    ONEDNN,
+    Setting,
+    has_onednn_setting,
+)
 
 
 def a_setting(value):
@@ -70,3 +78,51 @@ def test_those_of_torch_are_what_they_say():
         assert found() == outside
         setting.change(before)
         assert found() == before
+
+
+@pytest.fixture
+def newer_names(products_as_torch_comes):
+    """The precisions by torch's newer names, which are put back."""
+    if not has_onednn_setting():
+        pytest.skip("this torch has no newer names")
+    yield torch.backends
+    for owner in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        owner.fp32_precision = "none"
+
+
+def test_what_was_set_for_everything_is_still_followed(newer_names):
+    """What was put back stayed for good, and with it TF32 after it was switched off."""
+    newer_names.fp32_precision = "tf32"
+    for setting in (CUDA, ONEDNN):
+        with setting.held():
+            pass
+    newer_names.fp32_precision = "ieee"
+    assert newer_names.cuda.matmul.fp32_precision == "ieee"
+    assert newer_names.mkldnn.matmul.fp32_precision == "ieee"
+    newer_names.cuda.matmul.fp32_precision = "tf32"
+    with CUDA.held():
+        assert newer_names.cuda.matmul.fp32_precision == "ieee"
+    assert newer_names.cuda.matmul.fp32_precision == "tf32"
+
+
+def test_the_older_name_is_not_set_to_what_it_is(newer_names):
+    """It would set the newer names too, which would then follow nothing."""
+    with FLOAT32.held():
+        pass
+    newer_names.fp32_precision = "tf32"
+    assert newer_names.cuda.matmul.fp32_precision == "tf32"
+
+
+def test_fast_products_on_a_gpu_beside_the_newer_names(newer_names, monkeypatch):
+    """They read torch's older name, which torch refuses then, and left oneDNN changed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    newer_names.cuda.matmul.fp32_precision = "tf32"
+    before = newer_names.mkldnn.matmul.fp32_precision
+    with using_products(Products(True, "")):
+        assert newer_names.cuda.matmul.fp32_precision == "tf32"
+        assert newer_names.mkldnn.matmul.fp32_precision == "bf16"
+    newer_names.cuda.matmul.fp32_precision = "none"
+    with using_products(Products(True, "")):
+        assert newer_names.cuda.matmul.fp32_precision == "tf32"
+    assert newer_names.cuda.matmul.fp32_precision == before
+    assert newer_names.mkldnn.matmul.fp32_precision == before
