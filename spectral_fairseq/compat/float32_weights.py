@@ -86,6 +86,11 @@ def restoring_float32(self: Any, *args: Any, original: Callable[..., Any], **kwa
 
     Also where the optimiser begins anew: with --finetune-from-model and --reset-optimizer.
     """
+    common = self.cfg.common
+    memory_efficient = common.memory_efficient_fp16 or common.memory_efficient_bf16
+    if memory_efficient or not (common.fp16 or common.bf16):
+        # There are no copies, and fairseq frees the loaded weights before it makes the optimiser.
+        return original(self, *args, **kwargs)
     model = self.get_model()
     loaded: Dict[str, Any] = {}
 

@@ -1,6 +1,7 @@
 """A training in half precision is saved and restored with its float32 weights."""
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,29 @@ def test_fine_tuning_begins_with_the_weights_of_the_file(
     assert same_states(before, after)
 
 
+def a_trainer(optimizer, model, **given):
+    flags = ("fp16", "bf16", "memory_efficient_fp16", "memory_efficient_bf16")
+    common = SimpleNamespace(**{flag: given.get(flag, False) for flag in flags})
+    cfg = SimpleNamespace(common=common)
+    return SimpleNamespace(optimizer=optimizer, get_model=lambda: model, cfg=cfg)
+
+
+@pytest.mark.parametrize("flags", [{}, {"fp16": True, "memory_efficient_fp16": True}])
+def test_without_copies_the_loaded_weights_are_not_kept(flags):
+    """fairseq drops them before it makes the optimiser, to save memory."""
+    model = torch.nn.Linear(3, 4)
+
+    def load(*_):
+        state = {name: part.clone() for name, part in model.state_dict().items()}
+        kept = [weakref.ref(part) for part in state.values()]
+        model.load_state_dict(state)
+        del state
+        assert not any(one() is not None for one in kept)
+        return True
+
+    assert restoring_float32(load)(a_trainer(None, model, **flags), "checkpoint.pt")
+
+
 def test_a_copy_of_its_own_may_lie_transposed():
     half = torch.nn.Parameter(torch.randn(3, 4).t().bfloat16())
     own = torch.nn.Parameter(half.data.float())
@@ -65,7 +89,7 @@ def test_the_moving_average_of_a_file_is_not_taken_for_its_weights():
     weights = {name: torch.randn(part.shape) for name, part in model.state_dict().items()}
     copies = [part.detach().float() for part in model.parameters()]
     optimizer = SimpleNamespace(fp16_params=list(model.parameters()), fp32_params=copies)
-    trainer = SimpleNamespace(optimizer=optimizer, get_model=lambda: model)
+    trainer = a_trainer(optimizer, model, bf16=True)
 
     def load(*_):
         model.load_state_dict(weights)
@@ -79,7 +103,7 @@ def test_the_moving_average_of_a_file_is_not_taken_for_its_weights():
 def test_copies_that_are_flattened_are_saved_and_restored():
     optimizer, params, flat = flattened_fp16()
     model = torch.nn.ParameterList(params)
-    trainer = SimpleNamespace(optimizer=optimizer, get_model=lambda: model)
+    trainer = a_trainer(optimizer, model, fp16=True)
     saved = saving_float32(lambda _: {"model": model.state_dict()})(trainer)["model"]
     assert torch.equal(torch.cat([one.view(-1) for one in saved.values()]), flat.detach())
 
