@@ -67,8 +67,9 @@ def check_dictionary(self: Any, f: Any, *, original: Callable[..., None]) -> Non
 
     if not isinstance(f, str) or PathManager.path_requires_pathmanager(f):  # such as a remote one
         return original(self, f)
-    kind = DataError if os.path.lexists(f) else MissingDataError
-    check_file(f, "a dictionary", _DICTIONARY_REMEDY, kind)
+    if not os.path.realpath(f).startswith("/proc/"):  # a pipe of the shell, as of <(...)
+        kind = DataError if os.path.lexists(f) else MissingDataError
+        check_file(f, "a dictionary", _DICTIONARY_REMEDY, kind)
     try:
         original(self, f)
     except OSError:

@@ -181,6 +181,27 @@ def test_a_dictionary_that_is_no_file(make, match, patched, copy):
     assert time.monotonic() - begin < 60  # for a pipe fairseq waits
 
 
+def test_a_dictionary_from_the_shell(bare, patched, copy):
+    """As ``--srcdict <(...)`` gives one: a pipe that has its writer."""
+    words = (copy / "dict.de.txt").read_bytes()
+    found = []
+    for process in (bare, patched):
+        reading, writing = os.pipe()
+        os.write(writing, words)
+        os.close(writing)
+        try:
+            found.append(process.call(count_words, path=f"/proc/{os.getpid()}/fd/{reading}"))
+        finally:
+            os.close(reading)
+    assert found == [WORDS, WORDS]
+
+
+def count_words(path):
+    from fairseq.data import Dictionary
+
+    return len(Dictionary.load(path))
+
+
 def combined(folder):
     from fairseq.data import Dictionary, data_utils
 
