@@ -103,13 +103,13 @@ class _LinearSpace:
     def __init__(self, device: torch.device) -> None:
         self._looks_at_the_end = device.type == "cuda"
         self._smallest: Optional[Tensor] = None
-        self._failed = False
+        self._failed: Optional[bool] = None  # not known before the last block
 
     def exact(self, mixture: Tensor) -> bool:
         """Return whether the log of P, shape (t, N), is to be taken."""
         if not self._looks_at_the_end:
             return float(mixture.amin()) > SMALLEST_LINEAR
-        if not self._failed:
+        if self._failed is None:
             smallest = mixture.amin()
             known = self._smallest
             self._smallest = smallest if known is None else torch.minimum(known, smallest)
@@ -550,7 +550,7 @@ def mixture_cross_entropy(
     options = (label_smoothing, block_elements)
     loss, plain_nll = _MixtureCrossEntropy.apply(*inputs, margin, *options)
     if margin is None:
-        plain_loss = loss.detach()
+        plain_loss = loss.detach().clone()  # whoever divides the loss in place leaves it as it is
     elif label_smoothing == 0.0:
         plain_loss = plain_nll
     else:

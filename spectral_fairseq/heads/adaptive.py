@@ -109,7 +109,7 @@ class AdaptiveSoftmaxHead(Head):
         contexts, matrix = self.table.operands(features)
         clusters = self._cluster_scores(features)
         nll = adaptive_cross_entropy(contexts, clusters, targets, matrix, self.bias, self.cutoffs)
-        plain = nll.detach()
+        plain = nll.detach().clone()  # whoever divides the loss in place does not change it
         return Losses(nll, plain, plain, torch.zeros_like(plain))
 
     def check_label_smoothing(self, label_smoothing: float) -> None:

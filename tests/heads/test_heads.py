@@ -182,6 +182,14 @@ def test_a_batch_of_padding_gives_zero_and_reaches_every_parameter(cls):
     assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())
 
 
+@pytest.mark.parametrize("cls", [*HEADS, SoftmaxHead, AdaptiveSoftmaxHead])
+def test_a_loss_that_is_divided_in_place_leaves_the_others(cls):
+    losses = head(cls).loss(*batch(FEATURES if cls in HEADS else DIM))
+    before = [float(other) for other in losses[1:]]
+    losses[0].div_(5)
+    assert [float(other) for other in losses[1:]] == before
+
+
 def test_only_the_mixture_of_softmaxes_exceeds_rank_d():
     """Tables 6 and 7 of the paper in small: log_softmax adds one to the rank of the scores."""
     torch.manual_seed(0)
