@@ -221,8 +221,10 @@ def check_range(
     ]
     if not bounds or (optional and value is None):
         return
-    # NaN is on no side of a bound.
-    right = value is not None and math.isfinite(value)
+    try:
+        right = math.isfinite(value)  # NaN is on no side of a bound
+    except (TypeError, OverflowError):  # no number; a whole one that no float can hold
+        right = False
     right = right and all(holds(value, bound) for _, holds, bound in bounds)
     if not right or (whole and value != int(value)):
         wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)

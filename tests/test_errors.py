@@ -168,3 +168,9 @@ def test_refused_numbers_of_numpy_are_plain():
         with pytest.raises(SpectralFairseqError) as caught:
             refuse()
         assert "np." not in str(caught.value) and "numpy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0.1", None, (1,), 10**400, float("nan")])
+def test_what_is_no_number_is_outside_every_range(value):
+    with pytest.raises(ConfigurationError, match="`c2` to be a finite number >= 0; found"):
+        check_range("`c2`", value, at_least=0)

@@ -65,11 +65,12 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
     """
     cut = tuple(int(c) for c in cutoffs)
     edges = (0, *cut, vocabulary)
-    if not cut or any(before >= after for before, after in zip(edges, edges[1:])):
+    rise = all(before < after for before, after in zip(edges, edges[1:]))
+    if not cut or not rise or cut != tuple(cutoffs):
         raise ConfigurationError(
             f"`cutoffs` to be whole numbers above 0 and below {vocabulary}, the size of the "
             "dictionary, each above the one before",
-            ",".join(map(str, cut)) or "none",
+            ",".join(map(str, cutoffs)) or "none",
             "Correct them, for example: 20000,40000,200000; or leave them out ('').",
         )
     return cut

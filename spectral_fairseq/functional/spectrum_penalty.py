@@ -80,12 +80,13 @@ class Prior:
             shape = k**-self.gamma
         c1 = self.c1
         if c1 is None:
-            if norm is None:
-                raise ConfigurationError(
-                    "`norm` to be given where `c1` is chosen automatically",
-                    "None",
-                    "Pass the norm that the table should have, or a number for `c1`.",
-                )
+            check_range(
+                "the norm of the table, to which an automatic `c1` refers,",
+                norm,
+                above=0,
+                remedy="The table is zero or has diverged; or pass a number for `c1`.",
+            )
+            assert norm is not None
             length = float(shape.norm())
             c1 = norm / length if length else 0.0  # which is refused below
         prior = (c1 * shape).to(dtype)

@@ -77,6 +77,7 @@ def test_words_of_a_cluster_that_was_not_hit_have_no_gradient():
         ((7, 5), "7,5"),
         ((5, 5), "5,5"),
         ((5, WORDS), f"below {WORDS}"),
+        ((1.9, 5), "whole numbers.*found 1.9,5"),
     ],
 )
 def test_bad_cutoffs_are_refused(cutoffs, message):

@@ -105,8 +105,9 @@ def test_a_prior_of_another_length_is_refused():
 
 
 def test_an_automatic_scale_needs_the_norm_of_the_table():
-    with pytest.raises(ConfigurationError, match="`norm` to be given"):
-        Prior().spectrum(64, None)
+    for norm in (None, 0.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match="norm of the table.*diverged"):
+            Prior().spectrum(64, norm)
     assert torch.equal(Prior(c1=2.0).spectrum(64, None), Prior(c1=2.0).spectrum(64, 1.0))
 
 
