@@ -158,7 +158,10 @@ def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:
     weight = parameter.to(at_least_float32(parameter.dtype))
     gradient = parameter.grad.to(weight.dtype)  # type: ignore[union-attr]
     if weight_decay:
-        gradient = gradient.add(weight, alpha=weight_decay)
+        if gradient.is_sparse:  # torch adds it to a dense one alone
+            gradient = (weight * weight_decay).add_(gradient)
+        else:
+            gradient = gradient.add(weight, alpha=weight_decay)
     weight.add_(gradient, alpha=-lr)
     if weight is not parameter:
         parameter.copy_(weight)

@@ -53,6 +53,20 @@ def test_average_equals_the_sum_written_out(start):
     assert optimizer.averaged == (0 if start is None else STEPS - start)
 
 
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_a_sparse_gradient_is_that_of_a_dense_one(decay):
+    found = []
+    for sparse in (False, True):
+        table = nn.Embedding.from_pretrained(torch.ones(5, 3), freeze=False, sparse=sparse)
+        optimizer = AveragedSGD(table.parameters(), lr=0.1, weight_decay=decay)
+        for words in ([0, 2], [2, 4]):
+            optimizer.zero_grad()
+            table(torch.tensor(words)).square().sum().backward()
+            optimizer.step()
+        found.append(table.weight.detach())
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_weights_have_a_float32_average(dtype):
     parameter, gradients = problem(dtype)
