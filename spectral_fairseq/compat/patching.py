@@ -146,7 +146,8 @@ def replaces(targets: Mapping[str, Wrap]) -> Callable[[], str]:
 class Overlay(types.ModuleType):
     """A module with some names changed, seen only by those who hold this object.
 
-    # Note [A module of their own]
+    Note [A module of their own]
+    ----------------------------
     Changing numpy or torch themselves would change what every other library in the process sees.
     Instead the global ``np`` or ``torch`` of a few fairseq modules becomes an overlay.
     """

@@ -28,7 +28,11 @@ class Carry:
 
 
 def check_carried(layers: int, streams: int, own_layers: int, own_streams: int) -> None:
-    """Refuse a carried state of other numbers of layers or streams than the network has."""
+    """Refuse a carried state of other numbers of layers or streams than the network has.
+
+    Raises:
+        ConfigurationError: it has others.
+    """
     if (layers, streams) != (own_layers, own_streams):
         raise ConfigurationError(
             f"a carried state of {own_layers} layers and {own_streams} streams",

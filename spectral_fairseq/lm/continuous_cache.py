@@ -181,7 +181,11 @@ class CacheGrid:
     weights: Sequence[float]
 
     def check(self) -> None:
-        """Refuse impossible values."""
+        """Refuse impossible values.
+
+        Raises:
+            ConfigurationError: one of them is impossible, or a list is empty.
+        """
         ContinuousCache(self.window)
         for name, values in (("theta", self.thetas), ("lambda", self.weights)):
             check_enough(len(values), 1, f"{name} of the cache", "Give one.", ConfigurationError)

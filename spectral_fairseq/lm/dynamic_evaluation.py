@@ -119,7 +119,11 @@ def dynamic_update_(
 
 
 def check_rates(rates: DynamicRates) -> None:
-    """Refuse eta or lambda below 0, and an epsilon that is not above 0."""
+    """Refuse eta or lambda below 0, and an epsilon that is not above 0.
+
+    Raises:
+        ConfigurationError: one of them is out of its range.
+    """
     check_range("the rate (eta) of dynamic evaluation", rates.rate, at_least=0)
     check_range("the decay (lambda) of dynamic evaluation", rates.decay, at_least=0)
     check_range("the epsilon of dynamic evaluation", rates.epsilon, above=0)

@@ -79,7 +79,11 @@ class GridSearch:
 
 
 def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
-    """Refuse a grid with an impossible point."""
+    """Refuse a grid with an impossible point.
+
+    Raises:
+        ConfigurationError: there is one, or an axis has no value.
+    """
     there = min(len(rates), len(decays))
     check_enough(there, 1, "value on each axis of the grid", "Give one.", ConfigurationError)
     for rate in rates:
