@@ -5,10 +5,10 @@
     python -m benchmarks.bench_analysis --log-probabilities 80000 10000 [--threads 2]
 
 A synthetic checkpoint is written to a temporary folder (a cone: a Gaussian table with a common
-direction), then hashed, read and measured in a fresh process: all words for I1 and I2 by three
-conventions, singular values, cosines, fits, norms. Budget at the default size: 60 s and 4 GiB on
-two cores. The kind safetensors stores bfloat16, as large language models do. Budget at the size
-above, the table of a model of 8 billion parameters: 90 s and 6 GiB.
+direction), then hashed, read and measured in a fresh process: all words for I1 and I2, singular
+values, cosines, fits, norms. Budget at the default size: 60 s and 4 GiB on two cores. The kind
+safetensors stores bfloat16, as large language models do. Budget at the size above, the table of a
+model of 8 billion parameters: 90 s and 6 GiB.
 
 With --log-probabilities it is the spectrum, the rank and the pairwise divergence of that many
 tokens x words: those of a softmax over 280 dimensions, made block by block, so that the rank must

@@ -344,7 +344,8 @@ def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argp
         "--updates",
         type=int,
         metavar="N",
-        help=f"of both trainings (default: {UPDATES['cpu']}, on a GPU {UPDATES['cuda']})",
+        help=f"of both trainings (default: {UPDATES['cpu']}, or {LONG_UPDATES['cpu']} with --long; "
+        f"on a GPU {UPDATES['cuda']})",
     )
     parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
     parser.add_argument(

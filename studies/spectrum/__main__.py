@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import positive, print_result
+from studies.json_lines import add_records
 from studies.spectrum.grid import TASKS, VARIANTS, suits
-from studies.spectrum.records import Key, Records
-from studies.spectrum.report import RESULTS, markdown, rows, write_page
+from studies.spectrum.report import RESULTS, Key, key_of, markdown, recorded, rows, write_page
 from studies.spectrum.training import prepare, train
+from studies.work_folder import WorkDir
 
 
 def main() -> None:
@@ -32,35 +33,47 @@ def main() -> None:
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     add("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
     add("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    add("--updates", type=positive, help="of every run; each task's own number if unset")
+    add("--updates", type=positive, help="of every run, with --results; each task's own if unset")
     add("--at-once", type=positive, default=2)
-    add("--results", type=Path, default=RESULTS, help="JSON; what it has is not trained again")
+    add("--results", type=Path, default=RESULTS, help="what it has is not trained again")
     add("--page", action="store_true", help="train nothing; write the table of studies/spectrum")
     args = parser.parse_args()
-    records = Records(args.results)
     if args.page:
-        write_page(records.all())
+        write_page(recorded(args.results))
         return
-    work = args.work_dir.resolve()
+    if args.updates and args.results.resolve() == RESULTS.resolve():
+        parser.error(
+            f"expected --results FILE beside --updates; found none, and {RESULTS.name} is of each "
+            "task's own number of updates. Name a file of your own."
+        )
+    with WorkDir(args.work_dir.resolve()).locked():
+        train_all(args)
+    records = recorded(args.results)
+    print(markdown(records))
+    print_result("spectrum_study", rows=rows(records))
+
+
+def train_all(args: argparse.Namespace) -> None:
+    """Train what is not recorded yet, and record it."""
+    work, known = args.work_dir.resolve(), set(map(key_of, recorded(args.results)))
     due = [
         (task, variant, seed)
         for seed in args.seeds
         for variant in args.variants
         for task in args.tasks
-        if suits(task, variant) and (task, variant, seed) not in records
+        if suits(task, variant) and (task, variant, seed) not in known
     ]
+    args.results.parent.mkdir(parents=True, exist_ok=True)
     prepare(work / "data", args.sotu.resolve(), sorted({TASKS[task].data for task, _, _ in due}))
     torch.set_num_threads(1)
 
     def run(key: Key) -> None:
         updates = args.updates or TASKS[key[0]].updates
-        records.add(train(*key, work, updates))
+        add_records(args.results, [train(*key, work, updates)])
         print("trained", *key, flush=True)
 
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(run, due))
-    print(markdown(records.all()))
-    print_result("spectrum_study", rows=rows(records.all()))
 
 
 if __name__ == "__main__":

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from studies.json_lines import read_records
 from studies.pages import with_generated
 from studies.spectrum.figure import draw
 from studies.spectrum.grid import NO_PENALTY, TASKS, VARIANTS
-from studies.spectrum.records import Record
 from studies.text_tables import text_table
 from studies.work_folder import write_text
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
 IMAGES = FOLDER / "images"
-RESULTS = FOLDER / "results.json"
+RESULTS = FOLDER / "results.jsonl"
+Record = Dict[str, Any]
+Key = Tuple[str, str, int]  # task, variant, seed
 # Of a table; the last one of an SVD table only.
 MEASURES = ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1", "largest_relative_error")
+
+
+def key_of(record: Record) -> Key:
+    """Which training a record is of."""
+    return record["task"], record["variant"], record["seed"]
+
+
+def recorded(path: Path = RESULTS) -> List[Record]:
+    """The records of a file, ordered by task, variant and seed; none where there is no file."""
+    return sorted(read_records(path), key=key_of)
 
 
 def rows(records: Sequence[Record]) -> List[Dict[str, Any]]:

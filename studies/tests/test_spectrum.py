@@ -12,7 +12,6 @@ from studies.spectrum import __main__ as spectrum_study
 from studies.spectrum import report as spectrum_report
 from studies.spectrum import training as spectrum_training
 from studies.spectrum.grid import TASKS, VARIANTS, suits
-from studies.spectrum.records import Records
 
 
 @pytest.mark.slow
@@ -27,7 +26,7 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
     monkeypatch.setitem(TASKS, "translation", small)
     monkeypatch.setattr(spectrum_training, "WINDOW", 2)
     argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "translation", "--updates", 2]
-    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--results", tmp_path / "out.json"]
+    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--results", tmp_path / "out.jsonl"]
     monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
     for again in range(2):
         if again:  # what is recorded is not trained again
@@ -37,7 +36,7 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
         plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
         assert plain["variant"] == "plain" and plain["behind"] == 0
         assert ours["variant"] == "both_fixed" and ours["sigma_1_to_rms"] > 1
-    records = Records(tmp_path / "out.json").all()
+    records = spectrum_report.recorded(tmp_path / "out.jsonl")
     assert [len(one["curve"]) for one in records] == [1, 1]
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: spectrum_study -->\nold\n<!-- /generated -->\n")
@@ -74,4 +73,11 @@ def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
 def test_the_page_of_the_spectrum_study_has_what_the_records_say():
     page = spectrum_report.PAGE.read_text("utf-8")
     assert page.count("<!-- generated: spectrum_") == 2
-    assert spectrum_report.page_text(Records(spectrum_report.RESULTS).all()) == page
+    assert spectrum_report.page_text(spectrum_report.recorded()) == page
+
+
+def test_short_trials_do_not_enter_the_records_of_the_page(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["spectrum_study", "--updates", "300"])
+    with pytest.raises(SystemExit):
+        spectrum_study.main()
+    assert "expected --results FILE beside --updates" in capsys.readouterr().err
