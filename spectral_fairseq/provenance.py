@@ -11,11 +11,11 @@ import sys
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from spectral_fairseq.errors import ConfigurationError, needs_extra
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, needs_extra
 
 _FAIRSEQ_DISTRIBUTIONS = ("fairseq", "ve-fairseq", "fairseq-fixed")
 _REPORTED = ("numpy", "omegaconf", "hydra-core", "sacrebleu", "sentencepiece")
@@ -114,6 +114,43 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
+
+
+class Noted(NamedTuple):
+    """A file as it was before it was read.
+
+    What is measured is read at other times than what is hashed, and a training replaces its
+    checkpoints meanwhile: a figure would carry the hash of another file.
+
+    Attributes:
+        path: of the file.
+        state: its device, inode, size and time of change; None where no file can be seen.
+    """
+
+    path: Path
+    state: Optional[Tuple[int, ...]]
+
+    @classmethod
+    def of(cls, path: Union[str, os.PathLike[str]]) -> Noted:
+        """Note what is at a path, before it is read."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return cls(Path(path), None)
+        return cls(Path(path), (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def check(self) -> None:
+        """Refuse another file in its place, after all has been read.
+
+        Raises:
+            CheckpointError: the file was replaced, changed or removed.
+        """
+        if Noted.of(self.path) != self:
+            raise CheckpointError(
+                f"{self.path} to stay as it is while it is measured",
+                "a file that was replaced or changed meanwhile",
+                "Copy it and name the copy, or name a numbered checkpoint, which stays.",
+            )
 
 
 def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda _: None) -> str:

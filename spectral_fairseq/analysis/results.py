@@ -28,7 +28,7 @@ from spectral_fairseq.formats.words import words_of
 from spectral_fairseq.functional.spectrum_penalty import Prior
 from spectral_fairseq.methods.prior import OPTIONS, prior_of
 from spectral_fairseq.options import arguments
-from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
+from spectral_fairseq.provenance import Noted, finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
 # Flags of any criterion that control a table, off where they are 0.
@@ -66,7 +66,9 @@ def analyse_model(
     choice = choose(opened, table)
     rows, _ = choice.shape
     words, remark = words_of(opened, choice.names[0], rows, dictionary)
+    read = [*opened.noted, words.noted if words is not None else None]
     if counts is not None:
+        read.append(Noted.of(counts) if isinstance(counts, (str, os.PathLike)) else None)
         words = with_counts(words, counts, rows, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = read_table(choice, uncounted)
@@ -103,6 +105,8 @@ def analyse_model(
         "outputs": None,
         "nbest": None,
     }
+    for noted in filter(None, read):
+        noted.check()
     result["signature"] = signature_of(result, options)
     progress.end()
     return Analysed(result, measured)

@@ -17,6 +17,7 @@ from spectral_fairseq.checkpoints.settings import data_folder_in
 from spectral_fairseq.errors import DataError, check_enough, listed
 from spectral_fairseq.files import check_file, names_in, read_text
 from spectral_fairseq.functional.word_counts import were_counted
+from spectral_fairseq.provenance import Noted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"
@@ -42,12 +43,14 @@ class WordList:
         symbols: one for each row.
         counts: one for each row; 0 for the special symbols.
         no_words: rows that stand for no word; those that a dict.txt shows if not given.
+        noted: the file as it was before it was read; None where the words are part of a model.
     """
 
     path: Optional[Path]
     symbols: List[str]
     counts: List[int]
     no_words: Optional[List[int]] = None
+    noted: Optional[Noted] = None
 
     def uncounted_rows(self) -> List[int]:
         """Rows that stand for no word: padding, and the ``madeupword`` fillers."""
@@ -79,7 +82,7 @@ def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) 
     Raises:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
     """
-    file = Path(path)
+    file, noted = Path(path), Noted.of(path)
     check_file(file, "a dictionary", _OF_PREPROCESS, DataError)
     # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
     # A byte-order mark is a part of the first symbol, as it is for fairseq.
@@ -106,7 +109,7 @@ def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) 
         counts.append(int(count))
     words = len(symbols) - len(specials)
     check_enough(words, 1, f"word in the dictionary {file}", _OF_PREPROCESS)
-    return WordList(file, symbols, counts)
+    return WordList(file, symbols, counts, noted=noted)
 
 
 def other_line(form: str, file: Path, line: str, number: int) -> DataError:

@@ -242,7 +242,9 @@ def _measure(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.nbest import check_tokenizer, read_generated
+    from spectral_fairseq.provenance import Noted
 
+    read = [Noted.of(model_file(path)) for path in paths]
     labels = labels_for(paths)
     # What can fail does so before any long work.
     nbest = [read_generated(name) for name in args.nbest]
@@ -270,6 +272,7 @@ def _measure(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
             steps = progress(index)
             if args.data:
                 _add_outputs(report, index, path, args, steps)
+                read[index].check()
             if nbest:
                 _add_nbest(report, index, nbest[index], args, steps)
             steps.end()

@@ -32,7 +32,7 @@ from spectral_fairseq.errors import (
     listed,
 )
 from spectral_fairseq.files import check_file
-from spectral_fairseq.provenance import sha256
+from spectral_fairseq.provenance import Noted, sha256
 
 
 @dataclass
@@ -84,6 +84,8 @@ def load_language_model(
     verify: bool = True,
 ) -> LanguageModel:
     """Build the model of a checkpoint, on the CPU."""
+    words = Path(data) / "dict.txt"
+    read = Noted.of(path), Noted.of(words)
     checkpoint = load_checkpoint(path, verify)
     names = set(checkpoint["model"])
     has_encoder = any(name.startswith("encoder.") for name in names)
@@ -95,7 +97,6 @@ def load_language_model(
             "translation models are scored by fairseq-generate --score-reference.",
         )
     check_overrides(checkpoint, overrides)
-    words = Path(data) / "dict.txt"
     remedy = "Give the folder that fairseq-preprocess --only-source wrote to --destdir."
     check_file(words, "a dictionary", remedy)
     settings = {**checkpoint_settings(checkpoint, "task"), **overrides}
@@ -115,7 +116,7 @@ def load_language_model(
         flag = f"--output-dictionary-size {len(target_dictionary)}"
         found = f"{len(dictionary)} words, of which it writes {len(target_dictionary)}"
         raise UnsupportedError("one dictionary for input and output", found, by_eval_lm(flag))
-    return LanguageModel(
+    loaded = LanguageModel(
         model.float().eval(),
         dictionary,
         bool(getattr(model, "stateful", False)),
@@ -125,6 +126,9 @@ def load_language_model(
         sha256(words),
         remark,
     )
+    for noted in read:
+        noted.check()
+    return loaded
 
 
 def load_model_and_task(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:

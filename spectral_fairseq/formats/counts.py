@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
@@ -114,9 +115,8 @@ def with_counts(
             plainly(wrong)[:60],
             "Multiply relative frequencies by the number of words of the text.",
         )
-    return WordList(
-        words.path, words.symbols, [int(value) for value in values], words.uncounted_rows()
-    )
+    counted = [int(value) for value in values]
+    return replace(words, counts=counted, no_words=words.uncounted_rows())
 
 
 def _is_count(value: Any) -> bool:

@@ -14,6 +14,7 @@ from spectral_fairseq.formats import FORMATS, Format, known, torch_file
 from spectral_fairseq.formats.folder import with_neighbours
 from spectral_fairseq.formats.several import files_of, joined
 from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.provenance import Noted
 
 _START_BYTES = 1 << 16
 # What stands in the place of a large file in a clone of a repository.
@@ -34,13 +35,14 @@ def open_model(path: Union[str, Path]) -> Stored:
     file = model_file(path)
     there = names_in(file.parent)
     files = files_of(file, there, named=not os.path.isdir(path))
+    noted = [Noted.of(one) for one in files.paths]
     forms = [_format_of(one) for one in files.paths]
     stored = joined(files, [form.read(one) for form, one in zip(forms, files.paths)])
     by_name = file.name in WEIGHTS or PART.fullmatch(file.name) is not None
     has_neighbours = by_name or bool(files.weight_map) or forms[0].has_neighbours
     if has_neighbours and not stored.training:
         stored = with_neighbours(stored, file.parent, str(path))
-    return replace(stored, name=str(Path(path)))
+    return replace(stored, name=str(Path(path)), noted=noted)
 
 
 def may_be_torch_file(path: Union[str, Path]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.formats.config import ModelConfig
+from spectral_fairseq.provenance import Noted
 
 
 class Unread(NamedTuple):
@@ -44,6 +45,7 @@ class Stored:
         unread: name -> further arrays, which cannot be read as tables.
         file: that was read; the index of several, and None for a model in memory.
         files: name of a tensor -> its file, of a model in several files.
+        noted: the files as they were before they were read.
         beside: names of files whose names differ from that of ``file`` in a number only.
         config: what the model's settings say, as its config.json or params.json gives them.
         arch: name of the architecture, if it is known.
@@ -61,6 +63,7 @@ class Stored:
     unread: Mapping[str, Unread] = field(default_factory=dict)
     file: Optional[Path] = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    noted: Sequence[Noted] = ()
     beside: Sequence[str] = ()
     config: ModelConfig = field(default_factory=ModelConfig)
     arch: Optional[str] = None

@@ -48,6 +48,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.files import check_file, read_json, read_text
 from spectral_fairseq.formats.stored import Stored
+from spectral_fairseq.provenance import Noted
 
 # The models that come with this file (XLM-R, mBART, NLLB) number their rows differently, and only
 # tokenizer.json knows how.
@@ -152,7 +153,8 @@ def read_vocabulary(path: Path) -> WordList:
         ConfigurationError: a sentencepiece model, and the package is not installed.
     """
     check_file(path, "a dictionary or tokenizer", f"Give {_KNOWN}.")
-    return _reader_of(path)(path)
+    noted = Noted.of(path)
+    return replace(_reader_of(path)(path), noted=noted)
 
 
 def is_dictionary(path: Path) -> bool:
@@ -228,11 +230,11 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
         found = f"{len(words.symbols)} words in {words.path}"
         raise other_rows(rows, f"{table} in {model}", found)
     beyond = range(min(rows, len(words.symbols)), rows)
-    return WordList(
-        words.path,
-        words.symbols[:rows] + [f"row {row}" for row in beyond],
-        words.counts[:rows] + [0] * len(beyond),
-        [*(row for row in words.uncounted_rows() if row < rows), *beyond],
+    return replace(
+        words,
+        symbols=words.symbols[:rows] + [f"row {row}" for row in beyond],
+        counts=words.counts[:rows] + [0] * len(beyond),
+        no_words=[*(row for row in words.uncounted_rows() if row < rows), *beyond],
     )
 
 
@@ -424,7 +426,9 @@ def _fitted_and_remark(
         raise other_rows(rows, f"{table} in {model}", found)
     if extra == 1 and words.symbols[0] == "row 0":
         left_out = [row - 1 for row in words.uncounted_rows() if row > 0]
-        words = WordList(words.path, words.symbols[1:], words.counts[1:], left_out)
+        words = replace(
+            words, symbols=words.symbols[1:], counts=words.counts[1:], no_words=left_out
+        )
         return words, f"{where}; its rows are counted from 1"
     remark = f"{where}; words without a row: {extra}" if extra > 0 else where
     return fitted(words, rows, table, model), remark

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from spectral_fairseq.analysis import results
+from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import analyse_model, document, labels_for, recorded_prior
 from spectral_fairseq.embeddings import SVDEmbedding
@@ -92,6 +95,45 @@ def test_a_prior_that_cannot_be(changed):
     table = extracted(entries(with_padding(cone()), "svd"))
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
         recorded_prior({**SC, **changed}, table)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_best.pt", "dict.txt", "counts.txt", None])
+@pytest.mark.parametrize("rename", [True, False])
+def test_a_file_that_is_replaced_meanwhile(name, rename, svd_checkpoint, tmp_path, monkeypatch):
+    """The report carried the hash of the file that had taken its place."""
+    save_dictionary(tmp_path / "counts.txt", 57)
+
+    def replace_and_measure(*given, **named):
+        if name is not None:
+            file = tmp_path / name
+            os.utime(shutil.copy(file, tmp_path / "new"), ns=(0, 0))
+            if rename:
+                os.replace(tmp_path / "new", file)
+            else:
+                os.utime(file, ns=(0, 0))
+        return measure_table(*given, **named)
+
+    monkeypatch.setattr(results, "measure_table", replace_and_measure)
+    given = {"counts": tmp_path / "counts.txt"}
+    if name is None:
+        assert analyse_model(svd_checkpoint, Options(), **given).result["sha256"]
+        return
+    with pytest.raises(CheckpointError, match=f"{name}.*replaced.*numbered checkpoint"):
+        analyse_model(svd_checkpoint, Options(), **given)
+
+
+def test_a_vocabulary_that_is_replaced_meanwhile(tmp_path, monkeypatch):
+    words = [f"w{row}" for row in range(30)]
+    (tmp_path / "vocab.json").write_text(json.dumps(words), "utf-8")
+    torch.save({"lm_head.weight": torch.randn(32, 4)}, tmp_path / "pytorch_model.bin")
+
+    def replace_and_measure(*given, **named):
+        (tmp_path / "vocab.json").write_text(json.dumps(words[::-1] + ["more"]), "utf-8")
+        return measure_table(*given, **named)
+
+    monkeypatch.setattr(results, "measure_table", replace_and_measure)
+    with pytest.raises(CheckpointError, match="vocab.json.*replaced"):
+        analyse_model(tmp_path, Options())
 
 
 def test_what_has_no_end_is_not_hashed(tmp_path):

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -222,6 +223,19 @@ def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_p
     # LayerNorm leaves d - 1 dimensions, and the log-normaliser adds one or two.
     assert 10 < one["measures"]["log_probability_rank"] <= 17
     assert (one["prior"] is not None) is (kind == "svd")
+
+
+def test_a_checkpoint_that_is_replaced_before_it_is_run(checkpoint, tmp_path, analyze, monkeypatch):
+    """One report had the table of a checkpoint and the predictions of the next."""
+    from spectral_fairseq.commands import predictions
+
+    def replace_and_measure(path, *_):
+        os.replace(shutil.copy(path, tmp_path / "new"), path)
+        return {}, None
+
+    monkeypatch.setattr(predictions, "measure_outputs", replace_and_measure)
+    error = analyze(checkpoint, "--data", tmp_path, rc=2)
+    assert "replaced" in error and "numbered checkpoint" in error
 
 
 def test_nbest_lists(checkpoint, tmp_path, analyze):

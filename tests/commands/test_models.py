@@ -1,10 +1,19 @@
 """Language models built from checkpoints or refused; corpora read as one sequence."""
 
+import os
+import shutil
+
 import pytest
 import torch
 from fairseq.data import Dictionary
 
-from spectral_fairseq.commands.models import IndexedCorpus, load_language_model, open_corpus
+from spectral_fairseq.commands import models
+from spectral_fairseq.commands.models import (
+    IndexedCorpus,
+    load_language_model,
+    load_model_and_task,
+    open_corpus,
+)
 from spectral_fairseq.commands.overrides import check_overrides, parse_overrides
 from spectral_fairseq.errors import (
     CheckpointError,
@@ -53,6 +62,20 @@ def test_other_data_are_refused(train, tiny_lm_data, tiny_translation_data, tmp_
     lines = words.splitlines(keepends=True)
     (tmp_path / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]), "utf-8")
     assert "order" in load_language_model(path, tmp_path, {}).remark
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile(train, tiny_lm_data, tmp_path, monkeypatch):
+    """The signature named the file that had taken its place."""
+    path = shutil.copy(stateful_checkpoint(train), tmp_path / "checkpoint_last.pt")
+
+    def load_and_replace(*given):
+        loaded = load_model_and_task(*given)
+        os.replace(shutil.copy(path, tmp_path / "new"), path)
+        return loaded
+
+    monkeypatch.setattr(models, "load_model_and_task", load_and_replace)
+    with pytest.raises(CheckpointError, match="checkpoint_last.pt.*replaced.*numbered checkpoint"):
+        load_language_model(path, tiny_lm_data, {})
 
 
 def test_texts_that_start_otherwise_are_refused(train, tiny_lm_data):
