@@ -30,7 +30,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -82,6 +82,9 @@ READ_FAILURES = (
     ValueError,
 )
 """What reading a file that is not an intact, plain checkpoint raises, over all torch versions."""
+
+# torch, and the system where a file is mapped, have no class of their own for it.
+_NO_MEMORY = re.compile("llocate memory|DefaultCPUAllocator")
 
 
 def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> Dict[str, Any]:
@@ -173,8 +176,23 @@ def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
 
 
+def lack_of_memory(path: Union[str, Path], error: BaseException) -> Optional[CheckpointError]:
+    """The error for a file that takes more memory than there is; None for other failures."""
+    if not isinstance(error, MemoryError) and _NO_MEMORY.search(str(error)) is None:
+        return None
+    return CheckpointError(
+        f"memory to read {path}, a file of {os.path.getsize(path):,} bytes",
+        first_line(error),
+        "Free memory, or take a machine with more; a table in .npy or safetensors is mapped, and "
+        "takes none. If the file cannot need so much, it is damaged: copy it again.",
+    )
+
+
 def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointError:
     """Turn a failure of ``torch.load`` into an error that says what to do."""
+    lacking = lack_of_memory(path, error)
+    if lacking is not None:
+        return lacking
     foreign = re.search(r"GLOBAL ([\w.<>]+)", str(error))
     if foreign:
         return UntrustedError(

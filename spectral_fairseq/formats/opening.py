@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Union
 
+from spectral_fairseq.checkpoints.reading import lack_of_memory
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_file
 from spectral_fairseq.errors import CheckpointError, ForbiddenError
 from spectral_fairseq.files import names_in
@@ -37,7 +38,7 @@ def open_model(path: Union[str, Path]) -> Stored:
     files = files_of(file, there, named=not os.path.isdir(path))
     noted = [Noted.of(one) for one in files.paths]
     forms = [_format_of(one) for one in files.paths]
-    stored = joined(files, [form.read(one) for form, one in zip(forms, files.paths)])
+    stored = joined(files, [_read(form, one) for form, one in zip(forms, files.paths)])
     by_name = file.name in WEIGHTS or PART.fullmatch(file.name) is not None
     has_neighbours = by_name or bool(files.weight_map) or forms[0].has_neighbours
     if has_neighbours and not stored.training:
@@ -58,6 +59,17 @@ def may_be_torch_file(path: Union[str, Path]) -> bool:
             return torch_file.recognise(opened.read(4))
     except PermissionError:
         return True
+
+
+def _read(form: Format, file: Path) -> Stored:
+    try:
+        return form.read(file)
+    except (MemoryError, OSError, RuntimeError, CheckpointError) as error:
+        # A format may have taken it for damage.
+        lacking = lack_of_memory(file, error.__cause__ or error)
+        if lacking is None:
+            raise
+        raise lacking from error
 
 
 def _format_of(file: Path) -> Format:

@@ -136,7 +136,12 @@ def _text(
     file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int], before: int
 ) -> Tuple[List[str], Tensor]:
     """The words and vectors of the lines that are left; ``before`` lines have been read."""
-    most = size // (2 * dim + 1) + 1 if count is None else count
+    most = count
+    if most is None:
+        begin = file.tell()
+        ends = sum(block.count(b"\n") for block in iter(lambda: file.read(_LONGEST_LINE), b""))
+        file.seek(begin)
+        most = min(ends, size // (2 * dim + 1)) + 1  # not what many empty lines would take
     table = np.empty((most, dim), dtype=np.float32)
     words: List[str] = []
     more = count is not None  # whether all lines have more numbers than that

@@ -332,6 +332,42 @@ def test_a_binary_file_with_more_than_it_declares_is_refused(tmp_path):
         open_model(tmp_path / "file")
 
 
+def test_vectors_without_a_first_line_take_the_memory_of_their_table(tmp_path, monkeypatch):
+    """Rows were guessed by the least that a number takes, and the table was 4.5 times as large."""
+    row = b" ".join([b"w", *[b"0.123456"] * 50])
+    (tmp_path / "glove.txt").write_bytes(b"\n".join([row] * 300))
+    empty = Mock(wraps=np.empty)
+    monkeypatch.setattr(np, "empty", empty)
+    assert open_model(tmp_path / "glove.txt").tensors["vectors"].shape == (300, 50)
+    assert empty.call_args[0] == ((300, 50),)
+
+
+NO_MEMORY = {
+    "vectors": (MemoryError("Unable to allocate 21.8 MiB"), np, "empty"),
+    "npz": (MemoryError(), np.lib.format, "read_array"),
+    "npy": (OSError(12, "Cannot allocate memory"), np, "load"),
+    "torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch, "load"),
+}
+
+
+@pytest.mark.parametrize("form", NO_MEMORY)
+def test_too_little_memory_is_no_damage(form, tmp_path, monkeypatch):
+    """It ended in a traceback, or the file was said to be damaged."""
+    path = tmp_path / "file"
+    if form == "vectors":
+        vectors(path, b"", text_lines())
+    elif form == "torch":
+        torch.save({NAME: TABLE}, path)
+    else:
+        with open(path, "wb") as file:
+            (np.save if form == "npy" else np.savez)(file, TABLE.numpy())
+    error, module, name = NO_MEMORY[form]
+    monkeypatch.setattr(module, name, Mock(side_effect=error))
+    size = path.stat().st_size
+    with pytest.raises(CheckpointError, match=f"memory to read .*file.*{size:,} bytes.*machine"):
+        open_model(path)
+
+
 def test_a_loss_beside_the_state_dict_does_not_hide_it(tmp_path):
     saved = {"epoch": 1, "loss": torch.tensor(0.4), "model_state_dict": {NAME: TABLE}}
     torch.save(saved, tmp_path / "file")
