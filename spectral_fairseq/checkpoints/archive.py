@@ -19,6 +19,9 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.files import is_named_in_utf8
 
+ZIP = b"PK\x03\x04"
+"""How a zip archive begins whose first entry begins the file."""
+
 # Weights hardly shrink when they are compressed; a longer file than this is a trap.
 MAX_INFLATION = 20
 ANOTHER = (
@@ -30,7 +33,7 @@ _DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
 
 
 def entries(file: Path) -> List[zipfile.ZipInfo]:
-    """The entries of a zip archive; none if the file is of torch's older format.
+    """The entries of a zip archive; none for another file, as of torch's older format.
 
     Raises:
         zipfile.BadZipFile: the archive is damaged.
@@ -39,8 +42,14 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
     """
     if not zipfile.is_zipfile(file):
         return []
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, *_DAMAGES):
+        with open(file, "rb") as opened:
+            if opened.read(len(ZIP)) == ZIP:
+                raise
+        return []  # numbers at the end of another file happen to be the bytes that end an archive
     size = os.path.getsize(file)
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     declared = sum(member.file_size for member in members)

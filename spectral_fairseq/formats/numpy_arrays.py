@@ -16,14 +16,14 @@ from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, D
 from spectral_fairseq.formats.state_dicts import tensor_of
 from spectral_fairseq.formats.stored import Stored, Unread
 
-NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
+NPY = b"\x93NUMPY"
 
 
 def recognise(start: bytes) -> bool:
     """Whether a file begins as an array, or as a zip archive whose first entry is one."""
     length = int.from_bytes(start[26:28], "little")
     return start.startswith(NPY) or (
-        start.startswith(ZIP) and start[30 : 30 + length].endswith(b".npy")
+        start.startswith(archive.ZIP) and start[30 : 30 + length].endswith(b".npy")
     )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple
 
+from spectral_fairseq.checkpoints.archive import ZIP
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.reading import read_torch_file, tensors_of
 from spectral_fairseq.checkpoints.settings import check_settings, checkpoint_settings
@@ -22,7 +23,7 @@ from spectral_fairseq.formats.state_dicts import check_saved_whole, state_dict_o
 from spectral_fairseq.formats.stored import Stored, Unread, find_no_words
 
 # Of its present form, which is a zip archive, and of the one before.
-_STARTS = (b"PK\x03\x04", b"\x80")
+_STARTS = (ZIP, b"\x80")
 # What fairseq's trainer saves and other projects do not.
 _OF_FAIRSEQ = {"optimizer_history", "task_state", "extra_state"}
 

@@ -368,6 +368,22 @@ def test_too_little_memory_is_no_damage(form, tmp_path, monkeypatch):
         open_model(path)
 
 
+@pytest.mark.parametrize("form", ["npy", "safetensors", "older state dict"])
+def test_numbers_that_are_the_end_of_an_archive_by_chance(form, tmp_path):
+    """They ended in a traceback of zipfile."""
+    table = TABLE.clone()
+    end = b"PK\5\6" + b"\1\2\3\x3f" * 7
+    table[-2:] = torch.from_numpy(np.frombuffer(end, "<f4").reshape(2, 4).copy())
+    path = tmp_path / "file.npy"
+    if form == "npy":
+        np.save(path, table.numpy())
+    elif form == "safetensors":
+        safetensors(path, {NAME: table})
+    else:
+        torch.save({NAME: table}, path, _use_new_zipfile_serialization=False)
+    assert analyze(path).scalars() == pytest.approx(analyze(table).scalars())
+
+
 def test_a_loss_beside_the_state_dict_does_not_hide_it(tmp_path):
     saved = {"epoch": 1, "loss": torch.tensor(0.4), "model_state_dict": {NAME: TABLE}}
     torch.save(saved, tmp_path / "file")
