@@ -19,6 +19,8 @@ _TIED = frozenset(
     "RoFormer Roberta RobertaPreLayerNorm SmolLM3 SqueezeBert Starcoder2 SwitchTransformers "
     "T5 T5Gemma Tapas UMT5 XGLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso Zamba Zamba2".split()
 )
+# A size such as type_vocab_size counts the kinds of segments.
+_VOCABULARY = re.compile("(?<!type_)vocab_size$")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
     for name, value in settings.items():
         if isinstance(value, Mapping) and depth:
             yield from _sizes(value, depth - 1)
-        elif str(name).endswith("vocab_size") and type(value) is int and value > 0:
+        elif _VOCABULARY.search(str(name)) and type(value) is int and value > 0:
             yield value
 
 

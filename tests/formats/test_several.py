@@ -229,6 +229,13 @@ def test_the_settings_beside_a_table_that_is_named(tmp_path):
     assert "50 x 6, and the settings say 200 words" in choice
 
 
+def test_the_kinds_of_segments_are_no_vocabulary(tmp_path):
+    """A part of the table of a model like BERT was measured in silence."""
+    torch.save({"bert.word_embeddings.weight": OUTPUT[:50].clone()}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"vocab_size": 200, "type_vocab_size": 2}')
+    refused(tmp_path, "a table of 200 words.*50 x 6")
+
+
 TENSORS = {"model.embed_tokens.weight": INPUT, "lm_head.weight": OUTPUT}
 
 
