@@ -18,6 +18,7 @@ from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.wording import choice_in_words
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
+from spectral_fairseq.formats.config import is_decoder, writes_words
 from spectral_fairseq.formats.counts import Counts, with_counts
 from spectral_fairseq.formats.memory import open_memory
 from spectral_fairseq.formats.opening import open_model
@@ -117,9 +118,9 @@ def _is_language_model(opened: Stored) -> bool:
     parts = [name.split(".") for name in opened.tensors]
     has_layers = any(part.isdigit() for name in parts for part in name)
     arch = opened.arch or ""
-    if arch.endswith(("ForCausalLM", "LMHeadModel")):
-        return True  # also with an encoder of images beside it
-    if re.search(r"For[A-Z]|Bert", arch):  # of transformers, such as DistilBertForMaskedLM
+    if is_decoder(arch):
+        return True
+    if writes_words(arch) or re.search(r"For[A-Z]|Bert", arch):  # of transformers
         return False
     return has_layers and not any("encoder" in name for name in parts)
 

@@ -6,18 +6,22 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator, List, Mapping, Optional
 
-# Classes of transformers that end in an output layer over words, and what comes before that in the
-# names of those whose own default is to share it with the input's table.
-_WRITES_WORDS = re.compile("LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|Seq2SeqLM")
+# Classes of transformers that end in an output layer over words, first those that are decoders, and
+# what comes before that in the names of those whose own default is to share it with the input's
+# table.
+_WRITES_WORDS = re.compile(
+    "(?P<decoder>(?<!With)LMHeadModel|ForCausalLM)|"
+    "(With)?LMHead|ForMaskedLM|ForConditionalGeneration|Seq2SeqLM|MTModel"
+)
 _TIED = frozenset(
     "Albert Bart Bert BigBird BigBirdPegasus BioGpt Blenderbot BlenderbotSmall Bloom CTRL "
     "Camembert Cohere Cohere2 ConvBert Data2VecText Deberta DebertaV2 DistilBert Electra "
-    "Ernie Esm FNet Falcon FalconMamba Funnel GPT2 GPTBigCode GPTNeo Gemma Gemma2 Gemma3 "
+    "Ernie Esm FNet Falcon FalconMamba Flaubert Funnel GPT2 GPTBigCode GPTNeo Gemma Gemma2 Gemma3 "
     "Gemma3n IBert JetMoe LED LayoutLM Lfm2 LongT5 Longformer Luke M2M100 MBart MPNet MT5 "
     "Mamba Marian MegatronBert MobileBert ModernBert ModernBertDecoder Mpt Mra Mvp NllbMoe "
     "Nystromformer OPT OpenAIGPT PLBart Pegasus PegasusX ProphetNet RecurrentGemma RoCBert "
     "RoFormer Roberta RobertaPreLayerNorm SmolLM3 SqueezeBert Starcoder2 SwitchTransformers "
-    "T5 T5Gemma Tapas UMT5 XGLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso Zamba Zamba2".split()
+    "T5 T5Gemma Tapas UMT5 XGLM XLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso Zamba Zamba2".split()
 )
 # A size such as type_vocab_size counts the kinds of segments.
 _VOCABULARY = re.compile("(?<!type_)vocab_size$")
@@ -58,6 +62,12 @@ class ModelConfig:
 def writes_words(name: str) -> bool:
     """Whether a model ends in an output layer over words, by the name of its class."""
     return _WRITES_WORDS.search(name) is not None
+
+
+def is_decoder(name: str) -> bool:
+    """Whether a model is a decoder, perhaps with an encoder of images, by the name of its class."""
+    found = _WRITES_WORDS.search(name)
+    return found is not None and found["decoder"] is not None
 
 
 def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:

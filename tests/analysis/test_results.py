@@ -195,7 +195,11 @@ def test_a_language_model_is_a_decoder_alone(names, expected):
 
 @pytest.mark.parametrize(
     "arch, expected",
-    [("LlamaForCausalLM", True), ("GPT2LMHeadModel", True), ("DistilBertForMaskedLM", False)],
+    [
+        *(("LlamaForCausalLM", True), ("GPT2LMHeadModel", True), ("BertLMHeadModel", True)),
+        *(("DistilBertForMaskedLM", False), ("MarianMTModel", False)),
+        *(("T5WithLMHeadModel", False), ("XLMWithLMHeadModel", False)),
+    ],
 )
 def test_the_class_of_a_model_says_whether_it_is_a_language_model(arch, expected, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [arch]}))

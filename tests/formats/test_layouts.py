@@ -55,10 +55,13 @@ def test_a_model_in_several_files(transformers, tmp_path):
 
 # Classes of which some share the output layer by their own default, and some do not.
 CLASSES = (
-    "Bart Bert Bloom Falcon GPT2 GPTJ GPTNeo GPTNeoX Gemma Llama MBart Marian Mistral Mixtral OPT "
-    "Pegasus Phi3 Qwen2 Roberta StableLm T5 XGLM"
+    "Bart Bert Bloom Falcon Flaubert GPT2 GPTJ GPTNeo GPTNeoX Gemma Llama MBart Marian Mistral "
+    "Mixtral OPT Pegasus Phi3 Qwen2 Roberta StableLm T5 XGLM XLM"
 ).split()
-ENDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
+ENDS = (
+    *("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration"),
+    *("MTModel", "WithLMHeadModel"),
+)
 
 
 @pytest.mark.parametrize("stem", CLASSES)
