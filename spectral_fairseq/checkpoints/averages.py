@@ -8,7 +8,7 @@ tables as they are.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Mapping, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import Tensor
@@ -71,7 +71,8 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
     average = load_checkpoint(paths[0], verify)
     first = _First(tensors_of(average["model"]), paths[0])
     computed = _computed(average)
-    sums = first.terms(first.tensors, paths[0])
+    sums: Dict[str, Tensor] = {}
+    first.add(sums, first.tensors, paths[0])
     for path in paths[1:]:
         checkpoint = load_checkpoint(path, verify)
         model, other = tensors_of(checkpoint["model"]), _computed(checkpoint)
@@ -79,10 +80,8 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
         if other != computed:
             wanted = f"{path} of a model with {computed}, as {paths[0]} is"
             raise CheckpointError(wanted, other, _OF_ONE_TRAINING)
-        for key, term in first.terms(model, path).items():
-            sums[key] += term
-    means = {key: total / len(paths) for key, total in sums.items()}
-    return with_tensors(average, first.stored(means))
+        first.add(sums, model, path)
+    return with_tensors(average, first.stored(sums, len(paths)))
 
 
 def _computed(checkpoint: Mapping[str, Any]) -> str:
@@ -103,14 +102,18 @@ class _First:
         for key, tensor in tensors.items():
             place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
             self._same[key] = places.setdefault(place, key) if tensor.numel() else key
-        # Modules with a factored table -> its kind; of several that share one, the first.
-        self._kinds: Dict[str, Type[FactoredEmbedding]] = {}
+        # The first factor of each table -> its module and kind; of several that share one, the
+        # first. The matrix is summed in the factor's place, and the other factors are not.
+        self._tables: Dict[str, Tuple[str, Type[FactoredEmbedding]]] = {}
+        self._not_summed: Set[str] = set()
         for module, entries in entries_by_module(tensors).items():
             kind = factored_kind(entries)
             if kind is not None:
                 matrix = f"{module}.{kind.entries[0]}"
                 if self._same[matrix] == matrix:
-                    self._kinds[module] = kind
+                    self._tables[matrix] = module, kind
+                    factors = set(kind.entries[1:]) - kind.settings  # settings are averaged
+                    self._not_summed.update(f"{module}.{entry}" for entry in factors)
 
     def check(self, model: Mapping[str, Tensor], path: Any) -> None:
         """Refuse a checkpoint of another model, or of one that shares less."""
@@ -131,28 +134,36 @@ class _First:
             why = f"in {path}, since {self.path} shares them"
             refuse_unequal(model, [first, key], why, "Average checkpoints of one training.")
 
-    def terms(self, model: Mapping[str, Tensor], path: Any) -> Dict[str, Tensor]:
-        """What is summed over checkpoints, float64: floating tensors once each, tables dense."""
-        terms = {
-            # A copy: in float64 already, it would otherwise be added to in place.
-            key: model[key].to(torch.float64, copy=True)
-            for key, tensor in self.tensors.items()
-            if tensor.is_floating_point() and self._same[key] == key
-        }
-        for module, kind in self._kinds.items():
-            dense = dense_form(kind, {entry: model[f"{module}.{entry}"] for entry in kind.entries})
-            check_finite(dense, f"{module} of {path}")  # others cannot be factored again
-            terms[f"{module}.{kind.entries[0]}"] = dense  # in a factor's place
-        return terms
+    def add(self, sums: Dict[str, Tensor], model: Mapping[str, Tensor], path: Any) -> None:
+        """Add a model to sums in float64, in place: floating tensors once each, tables dense."""
+        for key, tensor in self.tensors.items():
+            if not tensor.is_floating_point() or self._same[key] != key or key in self._not_summed:
+                continue
+            term = model[key]
+            if key in self._tables:
+                module, kind = self._tables[key]
+                term = dense_form(
+                    kind, {entry: model[f"{module}.{entry}"] for entry in kind.entries}
+                )
+                check_finite(term, f"{module} of {path}")  # others cannot be factored again
+            if key in sums:
+                sums[key].add_(term.to(torch.float64))
+            else:  # a copy: in float64 already, it would otherwise be added to in place
+                sums[key] = term.to(torch.float64, copy=True)
 
-    def stored(self, means: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """The inverse of :meth:`terms`, in the types of this checkpoint."""
-        for module, kind in self._kinds.items():
-            stored = {entry: self.tensors[f"{module}.{entry}"] for entry in kind.entries}
-            mean = means[f"{module}.{kind.entries[0]}"]
-            entries = stored_form(kind, mean, stored, f"the average of {module}")
-            for entry in set(kind.entries) - kind.settings:  # settings are averaged as they are
-                means[f"{module}.{entry}"] = entries[entry]
+    def stored(self, sums: Dict[str, Tensor], count: int) -> Dict[str, Tensor]:
+        """The averages of ``count`` models in the form and types of this one; empties the sums."""
         like = self.tensors
-        once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
+        once: Dict[str, Tensor] = {}
+        for key in list(sums):
+            means = {key: sums.pop(key).div_(count)}
+            if key in self._tables:
+                module, kind = self._tables[key]
+                stored = {entry: like[f"{module}.{entry}"] for entry in kind.entries}
+                made = stored_form(kind, means[key], stored, f"the average of {module}")
+                factors = set(kind.entries) - kind.settings
+                means = {f"{module}.{entry}": made[entry] for entry in factors}
+            once.update(
+                (name, mean.to(like[name].dtype).contiguous()) for name, mean in means.items()
+            )
         return {key: once.get(self._same[key], tensor) for key, tensor in like.items()}

@@ -1,10 +1,12 @@
 """Averaged checkpoints: the mean of the tables, in an architecture that trains and generates."""
 
 import argparse
+import weakref
 
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.averages import average_checkpoints
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.average import add_arguments, chosen_checkpoints
 from spectral_fairseq.embeddings import TABLES as KINDS
@@ -245,3 +247,20 @@ def test_parts_of_one_checkpoint_are_no_checkpoints_to_average(name, average, tm
     paths = [saved(tmp_path / one, {"expert.weight": torch.ones(3)}) for one in names]
     assert "another process saved" in average(*paths[:2], rc=2)
     average(paths[0], paths[2])
+
+
+def test_sums_take_no_memory_besides(tmp_path, monkeypatch):
+    """Each step took new memory for all tensors, eight times the model at the peak."""
+    for number in range(3):
+        tensors = {name: torch.full((2,), float(number)) for name in "abc"}
+        saved(tmp_path / f"{number}.pt", tensors)
+    convert, made, alive = torch.Tensor.to, [], []
+
+    def recorded(*given, **named):
+        made.append(weakref.ref(tensor := convert(*given, **named)))
+        alive.append(sum(one() is not None and one().dtype == torch.float64 for one in made))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    average_checkpoints([tmp_path / f"{number}.pt" for number in range(3)], verify=False)
+    assert max(alive) <= 4, "three sums, and what is added to one of them"
