@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -182,7 +183,8 @@ def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
 # -----------------------------------
 # Nothing runs when the system kills a process, so that a file that it was writing stays. Each
 # unfinished file or folder is therefore locked by its writer, and the next one that writes to the
-# same place removes those of which the lock is free. Two processes that write at once have names of
+# same place removes those of which the lock is free. An old folder whose place is empty goes back
+# there: its process was killed between two renames. Two processes that write at once have names of
 # their own, and leave each other's alone. Where the system has no such locks, nothing is removed.
 
 
@@ -202,12 +204,12 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         OSError: the system could not make, write or rename the file.
     """
     target = os.path.realpath(path)
+    _remove_leftovers(target)
     obstacle = why_not_readable(target)
     if obstacle is not None and os.path.exists(target):
         raise OutputError(
             f"a regular file, or none yet, at {path}", obstacle, "Choose another output file."
         )
-    _remove_leftovers(target)
     partial, descriptor = _begin(target, _make_file)
     with _undone_on_signals(partial, target):
         try:
@@ -238,6 +240,7 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         OSError: the system could not make, write or rename it.
     """
     target = os.path.realpath(path)
+    _remove_leftovers(target)
     partial, descriptor = _begin(target, _make_folder)
     old = _set_aside(partial)
     with contextlib.ExitStack() as opened, _undone_on_signals(partial, target):
@@ -255,7 +258,6 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
             _undo(partial, target)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _remove_leftovers(target)
 
 
 _NEW, _OLD = ".tmp", ".old"
@@ -280,8 +282,10 @@ def _undo(partial: str, target: str) -> None:
 
 
 def _prefix(target: str) -> str:
+    """How the names of what is written for a target begin; those of others differ."""
     folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name[:32]}.")
+    whole = hashlib.sha256(os.fsencode(name)).hexdigest()[:8]  # a name may be too long to add to
+    return os.path.join(folder, f".{name[:32]}.{whole}.")
 
 
 def _make_file(partial: str) -> int:
@@ -316,7 +320,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_leftovers(target: str) -> None:
-    """Remove what killed processes have left of files or folders for a target."""
+    """Remove what killed processes have left for a target, or put it back if it is the only one."""
     folder, start = os.path.split(_prefix(target))
     unfinished = re.compile(rf"{re.escape(start)}[0-9a-f]{{16}}({_NEW}|{_OLD})")
     for name in filter(unfinished.fullmatch, names_in(folder)):
@@ -326,7 +330,11 @@ def _remove_leftovers(target: str) -> None:
             mode = os.O_RDONLY if is_folder else os.O_RDWR
             descriptor = os.open(place, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                if _lock(descriptor):
+                if not _lock(descriptor):
+                    continue
+                if name.endswith(_OLD) and not os.path.lexists(target):
+                    os.replace(place, target)
+                else:
                     (shutil.rmtree if is_folder else os.unlink)(place)
             finally:
                 os.close(descriptor)

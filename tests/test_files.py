@@ -13,7 +13,7 @@ import pytest
 
 import spectral_fairseq
 from spectral_fairseq.errors import OutputError
-from spectral_fairseq.files import making_folder, replacing
+from spectral_fairseq.files import _prefix, making_folder, replacing
 
 
 def test_the_file_appears_at_the_end_with_the_usual_permissions(tmp_path):
@@ -49,7 +49,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
 def test_no_file_or_link_that_lies_in_wait_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda count: "0")
     (tmp_path / "other").write_text("other")
-    (tmp_path / ".file.0.tmp").symlink_to(tmp_path / "other")
+    Path(f"{_prefix(str(tmp_path / 'file'))}0.tmp").symlink_to(tmp_path / "other")
     with pytest.raises(FileExistsError), replacing(tmp_path / "file") as partial:
         partial.write_text("new")
     assert (tmp_path / "other").read_text() == "other"
@@ -132,10 +132,11 @@ def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path, kind):
 
 
 def test_files_for_others_are_left_alone(tmp_path):
-    others = [".file.tmp", ".file.0123456789abcdef.txt", ".other.0123456789abcdef.tmp"]
+    start = os.path.basename(_prefix(str(tmp_path / "file")))
+    others = [f"{start}tmp", f"{start}0123456789abcdef.txt", ".other.0123456789abcdef.tmp"]
     for name in others:
         (tmp_path / name).touch()
-    (tmp_path / ".file.0123456789abcdef.tmp").touch()
+    (tmp_path / f"{start}0123456789abcdef.tmp").touch()
     with replacing(tmp_path / "file"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "file"])
@@ -180,12 +181,8 @@ INTERRUPTED_WRITER = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize(("renames", "kept"), [(1, "old"), (2, "new")])
-def test_a_signal_between_two_renames_leaves_the_old_folder_or_the_new_one(
-    tmp_path, number, renames, kept
-):
-    path = tmp_path / "it"
+def interrupt(path, number, renames):
+    """Replace a folder in a process that a signal ends after so many renames."""
     path.mkdir()
     (path / "weights").write_text("old")
     home = str(Path(spectral_fairseq.__file__).parents[1])
@@ -199,7 +196,29 @@ def test_a_signal_between_two_renames_leaves_the_old_folder_or_the_new_one(
         timeout=30,
     )
     assert process.returncode == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(("renames", "kept"), [(1, "old"), (2, "new")])
+def test_a_signal_between_two_renames_leaves_the_old_folder_or_the_new_one(
+    tmp_path, number, renames, kept
+):
+    path = tmp_path / "it"
+    interrupt(path, number, renames)
     assert (path / "weights").read_text() == kept and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_folder_is_put_back_after_a_kill_between_two_renames(tmp_path):
+    """It was removed by the next folder of a name that began alike, and was the only copy."""
+    path, other = (tmp_path / f"{'checkpoint_best_' * 2}{name}" for name in ("hf", "ct2"))
+    interrupt(path, signal.SIGKILL, 1)
+    assert not path.exists()
+    with making_folder(other):
+        pass
+    with pytest.raises(KeyboardInterrupt), making_folder(path):
+        raise KeyboardInterrupt
+    assert (path / "weights").read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [other, path]
 
 
 def test_the_new_file_has_the_permissions_of_the_old_one(tmp_path):
