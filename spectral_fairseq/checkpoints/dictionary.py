@@ -72,12 +72,15 @@ class WordList:
         return were_counted(self.counts)
 
 
-def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) -> WordList:
+def read_dictionary(
+    path: Union[str, Path], specials: Sequence[str] = SPECIALS, text: Optional[str] = None
+) -> WordList:
     """Read dict.txt.
 
     Args:
         path: of the file.
         specials: symbols whose rows come before the first line's.
+        text: its content, if that was read before.
 
     Raises:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
@@ -86,15 +89,15 @@ def read_dictionary(path: Union[str, Path], specials: Sequence[str] = SPECIALS) 
     check_file(file, "a dictionary", _OF_PREPROCESS, DataError)
     # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
     # A byte-order mark is a part of the first symbol, as it is for fairseq.
-    lines = read_text(file, encoding="utf-8").split("\n")
+    lines = (read_text(file, encoding="utf-8") if text is None else text).split("\n")
     symbols, counts = list(specials), [0] * len(specials)
     place = {symbol: row for row, symbol in enumerate(symbols)}
     for number, line in enumerate(lines, 1):
-        text = line.rstrip()
-        if not text:
+        entry = line.rstrip()
+        if not entry:
             continue
-        overwrite = text.endswith(_OVERWRITE)
-        symbol, space, count = text.removesuffix(_OVERWRITE).rstrip().rpartition(" ")
+        overwrite = entry.endswith(_OVERWRITE)
+        symbol, space, count = entry.removesuffix(_OVERWRITE).rstrip().rpartition(" ")
         # The vocabularies of sentencepiece's BPE have ranks in their place: 0, -1, and so on.
         if not space or not re.fullmatch("-?[0-9]{1,19}", count) or abs(int(count)) > MAX_COUNT:
             raise other_line("'<symbol> <count>'", file, line, number)

@@ -14,6 +14,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import (
     Any,
@@ -152,18 +153,32 @@ def read_vocabulary(path: Path) -> WordList:
         DataError: missing, or of none of these kinds.
         ConfigurationError: a sentencepiece model, and the package is not installed.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path, rows: Optional[int] = None) -> Tuple[WordList, Optional[int]]:
+    """The words in a file, and of a dict.txt the number of its lines.
+
+    Where a table has so many ``rows``, the lines are words and counts in the order of the rows, as
+    word2vec and GloVe write their vocabulary, and fairseq's symbols have none.
+    """
     check_file(path, "a dictionary or tokenizer", f"Give {_KNOWN}.")
     noted = Noted.of(path)
-    return replace(_reader_of(path)(path), noted=noted)
+    reader, lines = _reader_of(path)
+    words = reader(specials=()) if lines is not None and lines == rows else reader()
+    return replace(words, noted=noted), lines
 
 
 def is_dictionary(path: Path) -> bool:
     """Whether a file is a dict.txt; also what is no file or empty, which its reader explains."""
-    return not os.path.isfile(path) or _reader_of(path) is read_dictionary
+    return not os.path.isfile(path) or _reader_of(path)[1] is not None
 
 
-def _reader_of(path: Path) -> Callable[[Path], WordList]:
-    """What reads a file, by its name and its content."""
+def _reader_of(path: Path) -> Tuple[Callable[..., WordList], Optional[int]]:
+    """What reads a file, by its name and its content, and of a dict.txt the number of its lines.
+
+    It has what was read and matched here; that of a dict.txt takes ``specials``.
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(4096)
@@ -171,23 +186,25 @@ def _reader_of(path: Path) -> Callable[[Path], WordList]:
         wanted = f"a dictionary or tokenizer that may be read at {path}"
         raise DataError(wanted, str(why), "Check its name and permissions.") from why
     if path.suffix == ".json" or _JSON.match(start):
-        return _from_json
+        return partial(_from_json, path), None
     # Llama 3 has a file of tiktoken under the name of a sentencepiece model.
     if path.suffix in _SENTENCEPIECE and not _FORMS[1].line.match(start.decode("latin-1")):
-        return _from_pieces
-    lines = _lines_of(path)
-    if _numbered(lines) is not None:
-        return _from_numbered
+        return partial(_from_pieces, path), None
+    text = read_text(path, encoding="utf-8")
+    lines = _lines_of(text)
+    numbered = _numbered(lines)
+    if numbered is not None:
+        return partial(words_by_row, path, numbered), None
     first = next(filter(str.strip, lines), "")
-    if first and all(map(_CODE_LINE.fullmatch, lines)):
-        return _from_lines
     counted = path.name != "vocab.txt" and _DICT_LINE.fullmatch(first) is not None
-    return read_dictionary if not first or counted else _from_lines
+    if not first or (counted and not all(map(_CODE_LINE.fullmatch, lines))):
+        return partial(read_dictionary, path, text=text), sum(map(bool, map(str.strip, lines)))
+    return partial(_from_lines, path, lines), None
 
 
-def _lines_of(path: Path) -> List[str]:
+def _lines_of(text: str) -> List[str]:
     """The lines of a text; splitlines() would end a line at U+2028 and others too."""
-    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
+    lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     return lines
@@ -314,12 +331,7 @@ def _object_beside(path: Path, name: str) -> Dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _from_numbered(path: Path) -> WordList:
-    return words_by_row(path, _numbered(_lines_of(path)) or [])
-
-
-def _from_lines(path: Path) -> WordList:
-    lines = _lines_of(path)
+def _from_lines(path: Path, lines: List[str]) -> WordList:
     scored = [_SCORED_LINE.fullmatch(line) for line in lines]
     if all(scored) and any(not match[2].isdigit() for match in scored if match):  # sentencepiece's
         lines = [match[1] for match in scored if match]
@@ -414,14 +426,12 @@ def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optio
 def _fitted_and_remark(
     path: Path, rows: int, table: str, model: str, where: str
 ) -> Tuple[WordList, str]:
-    counted = os.path.isfile(path) and is_dictionary(path)
-    lines = len([*filter(str.strip, _lines_of(path))]) if counted else 0
-    if counted and lines == rows:
-        # Words and counts in the order of the rows, as word2vec and GloVe write their vocabulary.
-        return read_dictionary(path, specials=()), f"{where}; a row for each line"
-    words = read_vocabulary(path)
+    words, lines = _read(path, rows)
+    if lines == rows:
+        return words, f"{where}; a row for each line"
     extra = len(words.symbols) - rows
-    if counted and extra > 0:  # nothing tells which of fairseq's symbols have rows of their own
+    # Nothing tells which of fairseq's symbols have rows of their own.
+    if lines is not None and extra > 0:
         found = f"{lines} words in {path}, after fairseq's {len(words.symbols) - lines} symbols"
         raise other_rows(rows, f"{table} in {model}", found)
     if extra == 1 and words.symbols[0] == "row 0":

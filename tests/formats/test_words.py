@@ -2,6 +2,7 @@
 
 import base64
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.formats import words as vocabularies
 from spectral_fairseq.formats.counts import read_counts, with_counts
+from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.formats.words import (
     fitted,
     is_dictionary,
@@ -79,6 +82,21 @@ def test_rwkv_counts_its_rows_from_1(tmp_path):
 def test_a_file_of_tiktoken_under_the_name_of_a_sentencepiece_model(tmp_path):
     (tmp_path / "tokenizer.model").write_text(OTHERS["qwen.tiktoken"])
     assert read_vocabulary(tmp_path / "tokenizer.model").symbols == TOKENS
+
+
+@pytest.mark.parametrize(
+    "name, line", [("tokens", "\u2581t{0} {0}"), ("dict.txt", "t{0} 7"), ("vocab.txt", "t{0}")]
+)
+def test_a_vocabulary_is_read_and_matched_once(name, line, tmp_path, monkeypatch):
+    """A file of 100,000 lines took 12 seconds."""
+    lines = "".join(line.format(row) + "\n" for row in range(40))
+    (tmp_path / name).write_text(lines, "utf-8")
+    reading, matching = Mock(wraps=vocabularies.read_text), Mock(wraps=vocabularies._numbered)
+    monkeypatch.setattr(vocabularies, "read_text", reading)
+    monkeypatch.setattr(vocabularies, "_numbered", matching)
+    found, _ = vocabularies.words_of(Stored("model", {}), "lm_head", 40, tmp_path / name)
+    assert len(found.symbols) == 40
+    assert reading.call_count == matching.call_count == 1
 
 
 @pytest.mark.parametrize(
