@@ -188,6 +188,18 @@ def test_what_stands_beside_a_model_is_read(tmp_path):
     assert open_model(folder).uncounted == []
 
 
+@pytest.mark.parametrize("name", ["params.json", "trainer_state.json"])
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"lr": 1'])
+def test_a_file_of_another_program_stops_no_model(name, content, tmp_path):
+    """It was refused with the advice to copy it again."""
+    torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / name).write_text(content)
+    assert f"{name} beside it was left out" in " ".join(analyze(tmp_path).to_text().split())
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match="config.json"):
+        open_model(tmp_path)
+
+
 def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
     torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
     (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(46)}))
