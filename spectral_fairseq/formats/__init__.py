@@ -69,7 +69,7 @@ FORMATS: Tuple[Format, ...] = (
         "spectral_fairseq.formats.torch_file",
     ),
     Format(
-        "word vectors of word2vec (text or binary), fastText or GloVe",
+        "word vectors of word2vec (text or binary), fastText's .vec or GloVe",
         "the words and their vectors",
         "spectral_fairseq.formats.word_vectors",
     ),

@@ -18,8 +18,21 @@ from spectral_fairseq.formats.stored import Stored
 from spectral_fairseq.provenance import Noted
 
 _START_BYTES = 1 << 16
-# What stands in the place of a large file in a clone of a repository.
-_POINTER = b"version https://git-lfs"
+_CONVERTED = "It is a GGUF file: take the model from which it was converted."
+_COMPRESSED = "It is compressed: unpack it first."
+# How files begin that are often given and are in no format above -> what to do.
+_NOT_READ = {
+    # What stands in the place of a large file in a clone of a repository.
+    b"version https://git-lfs": (
+        "It stands for a file that Git LFS did not fetch: run git lfs pull in its folder."
+    ),
+    b"\xba\x16O/": "It is a .bin of fastText: take the .vec file that fastText writes beside it.",
+    b"GGUF\2\0\0\0": _CONVERTED,
+    b"GGUF\3\0\0\0": _CONVERTED,
+    b"\x89HDF\r\n\x1a\n": "It is an HDF5 file: save the model as safetensors.",
+    b"\x1f\x8b": _COMPRESSED,
+    b"\xfd7zXZ\0": _COMPRESSED,
+}
 
 
 def open_model(path: Union[str, Path]) -> Stored:
@@ -78,14 +91,13 @@ def _format_of(file: Path) -> Format:
             start = opened.read(_START_BYTES)
     except PermissionError as error:
         raise ForbiddenError(f"a readable file at {file}", str(error)) from error
-    for form in FORMATS:
+    # Before the formats: a GGUF file of 123 tensors begins like safetensors.
+    remedy = next((advice for begin, advice in _NOT_READ.items() if start.startswith(begin)), "")
+    for form in () if remedy else FORMATS:
         if form.recognise(start):
             return form
-    remedy = f"Known are {known()}. If it is compressed, unpack it first."
-    if start.startswith(_POINTER):
-        remedy = "It stands for a file that Git LFS did not fetch: run git lfs pull in its folder."
     raise CheckpointError(
         f"a model or a table of word vectors at {file}",
         f"a file that starts with {start[:16]!r}" if start else "an empty file",
-        remedy,
+        remedy or f"Known are {known()}. If it is compressed, unpack it first.",
     )

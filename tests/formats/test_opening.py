@@ -1,8 +1,11 @@
 """The same table in every format: read by its content, whatever the file is called."""
 
 import argparse
+import gzip
 import json
+import lzma
 import os
+import struct
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -267,6 +270,24 @@ def test_a_file_that_was_not_fetched(tmp_path):
     (tmp_path / "model.safetensors").write_text(pointer)
     with pytest.raises(CheckpointError, match="git lfs pull"):
         open_model(tmp_path)
+
+
+OF_OTHER_FORMATS = [
+    (struct.pack("<ii", 793712314, 12), "fastText.*.vec file"),
+    (b"GGUF" + struct.pack("<IQ", 3, 123), "GGUF.*converted"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5.*safetensors"),
+    (gzip.compress(b"2 2\na 1 2\nb 3 4\n"), "unpack it"),
+    (lzma.compress(b"2 2\na 1 2\nb 3 4\n"), "unpack it"),
+]
+
+
+@pytest.mark.parametrize("start, remedy", OF_OTHER_FORMATS)
+def test_what_to_do_with_files_of_other_formats(start, remedy, tmp_path):
+    """A .bin of fastText was refused with the words that fastText is known."""
+    (tmp_path / "file").write_bytes(start + bytes(range(256)))
+    with pytest.raises(CheckpointError, match=remedy) as refused:
+        open_model(tmp_path / "file")
+    assert "Known are" not in refused.value.remedy
 
 
 @pytest.mark.parametrize("header", [b"", b"30 4\n"])
