@@ -20,6 +20,7 @@ from spectral_fairseq.errors import (
     check_count,
     check_range,
     idle_flag,
+    printable,
 )
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.formats import known
@@ -210,7 +211,7 @@ def measure_and_print(args: argparse.Namespace, paths: Sequence[Path], command: 
     else:
         print(report.to_text() if args.all else report)
     if page is not None:
-        print(f"Report: {page}", file=sys.stderr)
+        print(printable(f"Report: {page}"), file=sys.stderr)
     return 0
 
 

@@ -16,6 +16,7 @@ from spectral_fairseq.errors import (
     check_enough,
     check_range,
     idle_flag,
+    printable,
 )
 from spectral_fairseq.options import flag_of
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_same_part(paths)
     save_atomically(average_checkpoints(paths, args.verify), out)
-    print(f"{out}: the average of {', '.join(map(str, paths))}")
+    print(printable(f"{out}: the average of {', '.join(map(str, paths))}"))
     return 0
 
 

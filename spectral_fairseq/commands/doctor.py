@@ -13,7 +13,7 @@ import spectral_fairseq
 from spectral_fairseq.commands.arguments import add_format
 from spectral_fairseq.commands.importing import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
-from spectral_fairseq.errors import wrapped
+from spectral_fairseq.errors import printable, wrapped
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
 
@@ -190,5 +190,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit status 1 if something cannot work, else 0."""
     findings = diagnose()
-    print(json.dumps(findings, indent=2) if args.format == "json" else as_text(findings, args.all))
+    text = printable(as_text(findings, args.all))
+    print(json.dumps(findings, indent=2) if args.format == "json" else text)
     return 1 if findings["problems"] else 0

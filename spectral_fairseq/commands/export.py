@@ -23,6 +23,7 @@ from spectral_fairseq.errors import (
     NoEquivalentError,
     arguments_as_flags,
     clashing_flags,
+    printable,
 )
 from spectral_fairseq.files import check_directory, check_file, making_folder
 from spectral_fairseq.options import flag_of
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint_file(args.checkpoint)
     _check_flags(args)
     text, figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
-    print(json.dumps(figures) if args.format == "json" else text)
+    print(json.dumps(figures) if args.format == "json" else printable(text))
     return 0
 
 

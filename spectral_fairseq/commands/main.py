@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import spectral_fairseq
 from spectral_fairseq.commands.arguments import NO_VERIFY, Rare
 from spectral_fairseq.commands.shared import print_anywhere
-from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
+from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags, printable
 
 SUBCOMMANDS: Dict[str, str] = {
     "analyze": "measure and draw the embedding space of models",
@@ -87,7 +87,7 @@ class _Subcommand(argparse.ArgumentParser):
         self.usage = " ".join(["%(prog)s [options]", *filter(None, words)])  # a list follows
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:  # here, where the error names the subcommand and shows its usage
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(printable(f"unrecognized arguments: {' '.join(unknown)}"))
         return namespace, unknown
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Callable
 
 from spectral_fairseq.analysis.options import SHARES, StepCallback
+from spectral_fairseq.errors import printable
 
 
 def _bar(hidden: bool, **settings: Any) -> Any:
@@ -32,7 +33,9 @@ class StageBars:
     def begin(self, stage: str, tokens: int) -> Callable[[int], Any]:
         """Start the bar of a stage; the result counts its tokens."""
         self.__exit__()
-        self._bar = _bar(self._hidden, total=tokens, unit="tok", unit_scale=True, desc=stage)
+        self._bar = _bar(
+            self._hidden, total=tokens, unit="tok", unit_scale=True, desc=printable(stage)
+        )
         return self._bar.update
 
 
@@ -53,7 +56,7 @@ class CheckpointBar(StepCallback):
     def begin(self, step: str, units: float = 1) -> None:
         """Complete the step before, and show this one's name."""
         self.end()
-        self._bar.set_description_str(f"{self._label}: {step}")
+        self._bar.set_description_str(printable(f"{self._label}: {step}"))
         self._left = SHARES[step]
         self._per_unit = self._left / max(units, 1)
 

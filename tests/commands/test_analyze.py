@@ -53,6 +53,14 @@ def test_report_folder(checkpoint, tmp_path, analyze):
 
 
 @pytest.mark.slow
+def test_a_folder_that_would_clear_the_terminal(checkpoint, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["analyze", str(checkpoint), "--out", str(tmp_path / "a\x1b[2J")]) == 0
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "a\\x1b[2J" in said
+
+
+@pytest.mark.slow
 def test_a_file_whose_name_is_no_text(checkpoint, tmp_path, analyze):
     pytest.importorskip("matplotlib")
     named = checkpoint.rename(tmp_path / os.fsdecode(b"caf\xe9.pt"))

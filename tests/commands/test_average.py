@@ -154,6 +154,12 @@ def test_models_that_compute_something_else_of_the_same_tensors(
     average(paths[0], paths[2])
 
 
+def test_a_name_that_would_clear_the_terminal(command, tmp_path):
+    one = saved(tmp_path / "a\x1b[2J.pt", {"a": torch.zeros(2)})
+    said = command("average", one, "--output", tmp_path / "b\x1b[2J.pt")
+    assert "\x1b" not in said and said.count("\\x1b[2J.pt") == 2
+
+
 def test_a_table_that_diverged(average, tmp_path):
     one = saved(tmp_path / "1.pt", entries(torch.randn(9, 4), "svd"))
     stored = entries(torch.randn(9, 4), "svd")
