@@ -217,14 +217,18 @@ def measure_and_print(args: argparse.Namespace, paths: Sequence[Path], command: 
 
 def _check_flags(args: argparse.Namespace) -> None:
     """Refuse flags that would do nothing."""
-    for given, flag, needed in (
-        (args.overwrite and args.out is None, "--overwrite", "--out"),
-        (args.tokens != _TOKENS and not args.data, "--tokens", "--data"),
-        (args.gen_subset != _SUBSET and not args.data, "--gen-subset", "--data"),
-        (args.nbest_tokenize != _TOKENIZER and not args.nbest, "--nbest-tokenize", "--nbest"),
+    for name, usual, needed in (
+        ("overwrite", False, "out"),
+        ("tokens", _TOKENS, "data"),
+        ("gen_subset", _SUBSET, "data"),
+        ("nbest_tokenize", _TOKENIZER, "nbest"),
+        ("neighbours", Options.neighbours, "words"),
+        ("isotropy_runs", Options.isotropy_runs, "isotropy_words"),
+        ("projection", Options.projection, "out"),
+        ("projection_words", Options.projection_words, "out"),
     ):
-        if given:
-            raise idle_flag(flag, needed)
+        if getattr(args, name) != usual and not getattr(args, needed):
+            raise idle_flag(flag_of(name), flag_of(needed))
 
 
 def _check_data(data: str, paths: Sequence[Path]) -> None:

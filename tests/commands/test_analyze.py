@@ -193,6 +193,10 @@ def test_the_working_folder_is_no_checkpoint(folder, analyze):
         (("--gen-subset", "test"), "--data together with --gen-subset"),
         (("--nbest-tokenize", "13a"), "--nbest together with --nbest-tokenize"),
         (("--overwrite",), "--out together with --overwrite"),
+        (("--neighbours", "5"), "--words together with --neighbours"),
+        (("--isotropy-runs", "5"), "--isotropy-words together with --isotropy-runs"),
+        (("--projection", "pca"), "--out together with --projection"),
+        (("--projection-words", "5"), "--out together with --projection-words"),
     ],
 )
 def test_bad_options(flags, message, checkpoint, tmp_path, analyze, monkeypatch):
