@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Tuple
 
 import torch
 
+from spectral_fairseq.checkpoints.dictionary import SPECIALS
 from spectral_fairseq.commands.export_plain import check_known_elsewhere, plain_checkpoint
 from spectral_fairseq.commands.huggingface_layout import (
     ANOTHER_FORMAT,
@@ -24,7 +25,7 @@ from spectral_fairseq.commands.logit_check import (
 from spectral_fairseq.errors import NoEquivalentError, listed
 from spectral_fairseq.provenance import distribution_version, import_transformers
 
-_BOS, _PAD, _EOS = 0, 1, 2
+_BOS, _PAD, _EOS = map(SPECIALS.index, ("<s>", "<pad>", "</s>"))
 _MAX_LEN_B = 200  # of fairseq-generate
 
 # Computed by the class, or a copy that it makes of another tensor.
@@ -99,8 +100,7 @@ def _generation(config: Mapping[str, Any], translation: bool) -> Dict[str, Any]:
         return common
     return {
         **common,
-        "decoder_start_token_id": _EOS,
-        "forced_eos_token_id": _EOS,
+        **{name: config[name] for name in ("decoder_start_token_id", "forced_eos_token_id")},
         "num_beams": 5,
         "early_stopping": True,
         "min_new_tokens": 1,

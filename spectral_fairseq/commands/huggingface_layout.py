@@ -28,6 +28,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.dictionary import SPECIALS
 from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import NoEquivalentError
 
@@ -109,8 +110,8 @@ def translation_layout(model: Any, flags: Dict[str, Any]) -> Layout:
         **_dropout(flags),
         **_sizes(encoder, "encoder_", "encoder_layers"),
         **_sizes(decoder, "decoder_", "decoder_layers"),
-        "decoder_start_token_id": 2,
-        "forced_eos_token_id": 2,
+        "decoder_start_token_id": SPECIALS.index("</s>"),
+        "forced_eos_token_id": SPECIALS.index("</s>"),
     }
     tensors = {f"model.{key}": tensor for key, tensor in _weights(model).items()}
     if name == "FSMT":
