@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import zipfile
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +15,7 @@ from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
 from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
 from spectral_fairseq.formats.state_dicts import tensor_of
-from spectral_fairseq.formats.stored import Stored, Unread
+from spectral_fairseq.formats.stored import Stored, Unread, find_listed_words
 
 NPY = b"\x93NUMPY"
 
@@ -36,8 +37,11 @@ def read(path: Path) -> Stored:
     """
     with open(path, "rb") as file:
         single = file.read(len(NPY)) == NPY
-    tensors, unread = (_array(path), {}) if single else _archive(path)
-    return Stored(str(path), tensors, unread, path)
+    if single:
+        return Stored(str(path), _array(path), file=path)
+    tensors, unread, texts = _archive(path)
+    find_words = partial(find_listed_words, texts)
+    return Stored(str(path), tensors, unread, path, find_words=find_words)
 
 
 def _array(path: Path) -> Dict[str, Tensor]:
@@ -55,8 +59,8 @@ def _array(path: Path) -> Dict[str, Tensor]:
     return {"array": tensor_of(array, path)}
 
 
-def _archive(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
-    """Matrices and vectors by their names, and those that cannot be read; others are left out.
+def _archive(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread], List[List[str]]]:
+    """Matrices and vectors by their names, those that cannot be read, and lists of words.
 
     Raises:
         CheckpointError: damaged, or with arrays that its members cannot hold.
@@ -77,15 +81,18 @@ def _archive(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         raise DamagedError(f"a .npz file with arrays at {path}", "none")
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
+    texts: List[List[str]] = []
     for name, array in arrays.items():
         if isinstance(array, Unread):
             unread[name] = array
+        elif isinstance(array, list):
+            texts.append(array)
         elif array is not None:
             try:
                 tensors[name] = tensor_of(array, path)
             except DataError:
                 unread[name] = _unread(array.shape, array.dtype)
-    return tensors, unread
+    return tensors, unread, texts
 
 
 def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
@@ -94,7 +101,7 @@ def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
 
 
 def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
-    """A matrix or vector; None for text and other dimensions."""
+    """A matrix or vector, or a list of texts; None for other dimensions."""
     with opened.open(info) as member:
         readers = {
             (1, 0): np.lib.format.read_array_header_1_0,
@@ -113,12 +120,16 @@ def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
                     f"{info.filename} declares {sizes} numbers of {dtype} in "
                     f"{info.file_size:,} bytes"
                 )
-    if len(shape) not in (1, 2) or dtype.kind in "US":
+    is_text = dtype.kind in "US"
+    if len(shape) not in (1, 2) or (is_text and len(shape) == 2):
         return None
-    if dtype.kind not in "fiu":
+    if dtype.kind not in "fiuUS":
         return _unread(shape, dtype)
     with opened.open(info) as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
+        array = np.lib.format.read_array(member, allow_pickle=False)
+    if not is_text:
+        return array
+    return [one if dtype.kind == "U" else one.decode("utf-8", "replace") for one in array.tolist()]
 
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:

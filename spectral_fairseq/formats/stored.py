@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 from torch import Tensor
 
@@ -32,6 +43,16 @@ _Named = TypeVar("_Named")
 def find_no_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:  # noqa: ARG001
     """What :attr:`Stored.find_words` is for a model that stores none."""
     return None, "none given, and the model stores no words"
+
+
+def find_listed_words(
+    entries: Iterable[Any], table: str, rows: int
+) -> Tuple[Optional[WordList], str]:
+    """The words in the entry of a file that is a list with one for each row."""
+    for words in entries:
+        if isinstance(words, list) and len(words) == rows and set(map(type, words)) == {str}:
+            return WordList(None, list(words), [0] * rows, []), "stored with the vectors"
+    return find_no_words(table, rows)
 
 
 @dataclass

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Mapping
 
 from spectral_fairseq.checkpoints.archive import ZIP
-from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
+from spectral_fairseq.checkpoints.dictionary import find_dictionary
 from spectral_fairseq.checkpoints.reading import read_torch_file, tensors_of
 from spectral_fairseq.checkpoints.settings import check_settings, checkpoint_settings
 from spectral_fairseq.checkpoints.tensors import check_model, check_shared_tables
@@ -20,7 +20,7 @@ from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.formats.config import ModelConfig
 from spectral_fairseq.formats.state_dicts import check_saved_whole, state_dict_of
-from spectral_fairseq.formats.stored import Stored, Unread, find_no_words
+from spectral_fairseq.formats.stored import Stored, Unread, find_listed_words
 
 # Of its present form, which is a zip archive, and of the one before.
 _STARTS = (ZIP, b"\x80")
@@ -67,16 +67,10 @@ def read(path: Path) -> Stored:
     # Other projects keep the largest size that a vocabulary may have under the usual names.
     padded = {name: size for name, size in args.items() if name == "padded_vocab_size"}
     config = ModelConfig.of(padded)
-    return replace(stored, config=config, find_words=partial(_words_beside, state))
-
-
-def _words_beside(state: Any, table: str, rows: int) -> Tuple[Optional[WordList], str]:
-    """Words that are stored in a list with one for each row, as torchtext stores ``itos``."""
-    entries = state.values() if isinstance(state, dict) else state
-    for words in entries if isinstance(state, (dict, list, tuple)) else ():
-        if isinstance(words, list) and len(words) == rows and set(map(type, words)) == {str}:
-            return WordList(None, list(words), [0] * rows, []), "stored with the vectors"
-    return find_no_words(table, rows)
+    # torchtext stores the words as the list ``itos``.
+    beside = state.values() if isinstance(state, dict) else state
+    listed = beside if isinstance(state, (dict, list, tuple)) else ()
+    return replace(stored, config=config, find_words=partial(find_listed_words, listed))
 
 
 def _of_training(stored: Stored, checkpoint: Mapping[str, Any]) -> Stored:

@@ -453,6 +453,18 @@ def test_whole_numbers_are_names_of_nodes(tmp_path):
     assert open_model(tmp_path / "nodes.txt").tensors["vectors"].shape == (9, 2)
 
 
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_words_that_are_stored_beside_arrays(kind, tmp_path):
+    """They were left out, and the table measured without words."""
+    words = [word if kind is str else word.encode() for word in WORDS]
+    np.savez(tmp_path / "file.npz", vectors=TABLE.numpy(), words=np.array(words))
+    opened = open_model(tmp_path / "file.npz")
+    assert list(opened.tensors) == ["vectors"]
+    found, remark = opened.find_words("vectors", 30)
+    assert found.symbols == WORDS and remark == "stored with the vectors"
+    assert opened.find_words("vectors", 29)[0] is None
+
+
 @pytest.mark.parametrize("form", ["tuple", "mapping"])
 def test_words_that_are_stored_beside_vectors(form, tmp_path):
     """torchtext keeps its vectors so."""
