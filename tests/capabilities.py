@@ -1,7 +1,6 @@
 """What the installed torch can do, for tests that would say nothing about this package there."""
 
 import importlib
-import warnings
 
 import pytest
 import torch
@@ -40,15 +39,6 @@ def _watches_operators() -> bool:
     return not hasattr(module, "push_torch_dispatch_mode")  # the form of torch < 1.13
 
 
-def _looks_at_marked_hooks() -> bool:
-    tensor = torch.zeros(1, requires_grad=True)
-    tensor.register_hook(torch.utils.hooks.unserializable_hook(lambda grad: grad))
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        torch.utils.hooks.warn_if_has_hooks(tensor)
-    return not found
-
-
 HALF_ON_CPU = pytest.mark.skipif(
     not _multiplies_halves(), reason="this torch multiplies no float16 on a CPU"
 )
@@ -57,9 +47,6 @@ HALF_LAYERS_ON_CPU = pytest.mark.skipif(
 )
 AUTOCAST_ATTENTION = pytest.mark.skipif(
     not _attends_under_autocast(), reason="this torch takes no float32 mask under autocast"
-)
-MARKED_HOOKS = pytest.mark.skipif(
-    not _looks_at_marked_hooks(), reason="this torch warns of marked hooks too"
 )
 WATCHING = pytest.mark.skipif(
     not _watches_operators(), reason="this torch has no modes that watch operators"

@@ -83,7 +83,6 @@ class SpectralNormEmbedding(FactoredEmbedding):
         self.register_buffer("direction", torch.zeros(embedding_dim))
         self.register_buffer("largest", torch.zeros(()))
         self.reset_parameters()
-        self._register_hooks()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -125,11 +124,12 @@ class SpectralNormEmbedding(FactoredEmbedding):
 
     def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
         """(c h / sigma_max, S) of ``features`` h, shape (*, d): W is never built."""
-        return features * self.factor_of_stored(), self.stored
+        return features * self.factor_of_stored(), self._without_padding(self.stored)
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
-        return self.stored * self.factor_of_stored()
+        factor = self.factor_of_stored()
+        return self._without_padding(self.stored) * factor
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -153,7 +153,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
                 self.direction.copy_(_unit(ahead, self.direction))
         # A copy, since the next step changes the buffer that autograd has saved.
         direction = self.direction.clone()
-        along = torch.matmul(self.stored, direction)  # [N]
+        along = self._without_padding(torch.matmul(self.stored, direction))  # [N]
         sigma_max = _length(along) / _length(direction).clamp(min=tiny)
         return (self.largest / sigma_max.clamp(min=tiny)).to(self.stored.dtype)
 

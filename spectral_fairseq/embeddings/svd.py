@@ -160,7 +160,6 @@ class SVDEmbedding(FactoredEmbedding):
         self.register_buffer("prior_shape", shape.to(self.U.device), persistent=False)
         self.start_norm = math.sqrt(counted) if frobenius_norm is None else float(frobenius_norm)
         self.reset_parameters()
-        self._register_hooks()
 
     @classmethod
     def build(cls, spec: TableSpec, **options: Any) -> "SVDEmbedding":
@@ -240,11 +239,12 @@ class SVDEmbedding(FactoredEmbedding):
 
         x = (h V) sigma, shape (*, d), and M = U, shape (N, d): W is never built.
         """
-        return linear(features, (self.V / self.v_scale).t()) * self.sigma, self.U
+        rows = linear(features, (self.V / self.v_scale).t()) * self.sigma
+        return rows, self._without_padding(self.U)
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
-        return F.linear(self.U * self.sigma, self.V / self.v_scale)
+        return F.linear(self._without_padding(self.U) * self.sigma, self.V / self.v_scale)
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,10 +25,9 @@ from typing import (
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
-from spectral_fairseq.functional.autograd import hook
+from spectral_fairseq.functional.autograd import row_without_gradient
 from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
@@ -385,31 +384,17 @@ class FactoredEmbedding(Table):
         for key, value in made.items():
             state_dict[f"{name}.{key}"] = value
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Re-register the gradient hooks after deepcopy or unpickling."""
-        super().__setstate__(state)
-        self._register_hooks()
+    def _without_padding(self, values: Tensor) -> Tensor:
+        """``values``, shape (N, *), of which the padding row receives no gradient.
 
-    def _fill_constants(self) -> None:
-        super()._fill_constants()
-        self._register_hooks()  # of parameters that have taken the place of others
-
-    def _register_hooks(self) -> None:
-        """Register with :func:`hook` what changes the gradients of the parameters.
-
-        It is called again where a table is unpickled, so that torch has no reason to warn.
+        A kind calls it for what its softmax is computed from; the look-up leaves the row out by
+        itself. A hook of the parameter would be lost where ``fully_shard`` or
+        ``torch.func.functional_call`` puts another tensor in its place.
         """
-        hook(getattr(self, self.entries[0]), self._without_padding)
-
-    @unserializable_hook
-    def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not. It is taken
-        # out of a copy, since autograd may hand the same gradient on to other tensors.
-        if self.padding_idx is None:
-            return grad
-        grad = grad.clone()
-        grad[self.padding_idx].zero_()
-        return grad
+        row = self.padding_idx
+        if row is None or not torch.is_grad_enabled():
+            return values
+        return row_without_gradient(values, row)
 
 
 class PlainEmbedding(nn.Embedding, Table):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec
 from spectral_fairseq.errors import check_count, check_range
-from spectral_fairseq.functional.autograd import hook
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.word_counts import smoothed_log_counts
@@ -137,7 +136,6 @@ class WeightNormEmbedding(FactoredEmbedding):
         self.g = nn.Parameter(torch.zeros(num_embeddings))
         self.v = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.reset_parameters(counts)
-        self._register_hooks()
 
     @torch.no_grad()
     def reset_parameters(self, counts: Optional[Sequence[float]] = None) -> None:
@@ -207,13 +205,13 @@ class WeightNormEmbedding(FactoredEmbedding):
         """
         if features.numel() >= self.embedding_dim * self.embedding_dim:
             return linear(features, self.dense(), bias)
-        scale = self._slowed() / _lengths(self.v).squeeze(1)  # [N]
-        logits = linear(features, self.v) * scale  # [*, N]
+        scale = self._without_padding(self._slowed() / _lengths(self.v).squeeze(1))  # [N]
+        logits = linear(features, self._without_padding(self.v)) * scale  # [*, N]
         return logits if bias is None else logits + bias
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""
-        return self.v * (self._slowed().unsqueeze(1) / _lengths(self.v))
+        return self._without_padding(self.v * (self._slowed().unsqueeze(1) / _lengths(self.v)))
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -226,7 +224,7 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     def norms(self) -> Tensor:
         """||W_k|| = |g_k|, float32, shape (N,)."""
-        return self._slowed().float().abs()
+        return self._without_padding(self._slowed()).float().abs()
 
     def set_epoch(self, epoch: int) -> None:
         """Take note of the epoch that begins, counted from 1; whoever trains the table calls this.
@@ -246,7 +244,7 @@ class WeightNormEmbedding(FactoredEmbedding):
     def _slowed(self) -> Tensor:
         """g, shape (N,), whose gradient is multiplied by the factor of equation 10.
 
-        A hook of the parameter would be lost where ``fully_shard`` puts another one in its place.
+        As in ``FactoredEmbedding._without_padding``, no hook of the parameter changes it.
         """
         g = self.g.detach()
         # A copy, since DistributedDataParallel writes to the buffer that autograd has saved.
@@ -256,10 +254,6 @@ class WeightNormEmbedding(FactoredEmbedding):
         super()._fill_constants()
         factor = gradient_scale(self.epoch, self.gamma, self.tau)
         self.slowing = torch.tensor(factor, dtype=torch.float32, device=self._device())
-
-    def _register_hooks(self) -> None:
-        super()._register_hooks()
-        hook(self.g, self._without_padding)
 
 
 def _lengths(

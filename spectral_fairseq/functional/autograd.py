@@ -6,10 +6,11 @@ A second derivative of a function with such a gradient would be that of a consta
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Tuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import UnsupportedError
@@ -49,11 +50,16 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
 _is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
 
 
+def _transforms_are_active() -> bool:
+    active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)  # since torch 2.0
+    return active is not None and bool(active())
+
+
 def is_transformed() -> bool:
     """Whether the call is within a transform of ``torch.func``, and no compiler looks at it."""
     if _is_compiling is None or _is_compiling():  # torch before 2.1; a compiler
         return False
-    return bool(torch._C._are_functorch_transforms_active())
+    return _transforms_are_active()
 
 
 def check_untransformed() -> None:
@@ -92,13 +98,41 @@ def outside_graphs(function: Function) -> Function:
     return run  # type: ignore[return-value]
 
 
-def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
-    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now.
+class _RowWithoutGradient(torch.autograd.Function):
+    """A view of a tensor, of which one row receives no gradient."""
 
-    A parameter that has it already is left alone.
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        # It is taken out of a copy, since autograd may hand the same gradient on to other tensors.
+        grad = grad.clone()
+        grad[ctx.row].zero_()
+        return grad, None
+
+
+def row_detached(values: Tensor, row: int) -> Tensor:
+    """A copy of ``values``, shape (n, *), of which one row receives no gradient."""
+    chosen = torch.arange(values.size(0), device=values.device).eq(row)
+    chosen = chosen.view([-1] + [1] * (values.dim() - 1))
+    return torch.where(chosen, values.detach(), values)
+
+
+def row_without_gradient(values: Tensor, row: int) -> Tensor:
+    """``values``, shape (n, *), of which one row receives no gradient.
+
+    It is a view of them, but a copy in TorchScript and in transforms of ``torch.func`` and forward
+    derivatives, which cannot look into a gradient by hand. ``torch.jit.trace``, whose result
+    computes without gradients, gets ``values``.
     """
-    if change in (parameter._backward_hooks or {}).values():
-        return
-    trained = parameter.requires_grad
-    parameter.requires_grad_(True).register_hook(change)
-    parameter.requires_grad_(trained)
+    if torch.jit.is_scripting():
+        return row_detached(values, row) if values.requires_grad else values
+    if torch.jit.is_tracing():
+        return values
+    if _transforms_are_active() or forward_ad._current_level >= 0:
+        return row_detached(values, row)
+    viewed: Tensor = _RowWithoutGradient.apply(values, row)
+    return viewed

@@ -3,18 +3,18 @@
 import copy
 import inspect
 import pickle
-import warnings
 
 import pytest
 import torch
-from torch.utils.hooks import warn_if_has_hooks
+from torch import nn
+from torch.autograd import forward_ad
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.functional import autograd
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import arguments
-from tests.capabilities import MARKED_HOOKS
 
 PAD, FILLERS = 1, (35, 36)
 COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
@@ -239,14 +239,134 @@ def test_a_copy_gives_its_padding_row_no_gradient_either(kind, copied, frozen):
     assert grad.any() and not grad[PAD].any()
 
 
-@MARKED_HOOKS
+class Uses(nn.Module):
+    """All uses of a table by a softmax, of few and of many tokens."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, features):
+        logits = [self.table.project(some).logsumexp(-1).sum() for some in (features[:2], features)]
+        return logits[0] + logits[1] + self.table.dense().square().sum()
+
+
+def by_name(module, gradients):
+    return dict(zip([name for name, _ in module.named_parameters()], gradients))
+
+
+def backward(module, features):
+    return by_name(module, torch.autograd.grad(module(features), [*module.parameters()]))
+
+
+def second_derivatives(module, features):
+    """Of a gradient penalty, which leaves out what has no first derivative."""
+    parameters = [*module.parameters()]
+    first = torch.autograd.grad(module(features), parameters, create_graph=True)
+    kept = [one[PAD + 1 :] if len(one) == 37 else one for one in first]
+    return by_name(module, torch.autograd.grad(sum(one.cos().sum() for one in kept), parameters))
+
+
+def functional_call(module, features):
+    given = {name: one.detach().clone().requires_grad_() for name, one in module.named_parameters()}
+    value = torch.func.functional_call(module, given, (features,))
+    return by_name(module, torch.autograd.grad(value, [*given.values()]))
+
+
+def transformed(module, features):
+    def value(given):
+        return torch.func.functional_call(module, given, (features,))
+
+    return torch.func.grad(value)({name: one.detach() for name, one in module.named_parameters()})
+
+
+def checkpointed(module, features):
+    from torch.utils.checkpoint import checkpoint
+
+    checkpoint(module, features.requires_grad_(), use_reentrant=False).backward()
+    return {name: one.grad for name, one in module.named_parameters()}
+
+
+def compiled(module, features):
+    torch._dynamo.reset()
+    value = torch.compile(module, backend="aot_eager", fullgraph=True)(features)
+    return by_name(module, torch.autograd.grad(value, [*module.parameters()]))
+
+
+def scripted(module, features):
+    return backward(torch.jit.script(module), features)
+
+
+NEEDS_FUNC = pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
+NEEDS_COMPILER = pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    reason="torch.compile needs torch >= 2.1",
+)
+
+
 @every_factored_kind
-def test_a_table_is_sent_to_another_process_without_a_warning(kind):
-    """torch said that its hooks are lost, which a table that arrives puts on again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for one in table(kind).parameters():
-            warn_if_has_hooks(one)
+@pytest.mark.parametrize(
+    "way",
+    [
+        backward,
+        second_derivatives,
+        checkpointed,
+        scripted,
+        pytest.param(functional_call, marks=NEEDS_FUNC),
+        pytest.param(transformed, marks=NEEDS_FUNC),
+        pytest.param(compiled, marks=[NEEDS_COMPILER, pytest.mark.slow]),
+    ],
+)
+def test_the_padding_row_alone_has_no_gradient(kind, way):
+    """The others have that of a table without padding. The row is not zero, as a loaded one."""
+    torch.manual_seed(0)
+    module = Uses(kind.from_dense(torch.randn(37, 5), PAD)).eval()
+    free, features = copy.deepcopy(module), torch.randn(9, 5)
+    free.table.padding_idx = None
+    reference = second_derivatives if way is second_derivatives else backward
+    expected = reference(free, features)
+    assert expected[f"table.{kind.entries[0]}"][PAD].any()
+    for name, found in way(module, features).items():
+        if len(found) == 37:
+            assert not found[PAD].any(), name
+            expected[name][PAD] = 0
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@every_factored_kind
+def test_forward_derivatives_leave_the_padding_row_out_as_well(kind):
+    """Autograd has none of a function whose gradient is by hand."""
+    module, name = kind(37, 5, PAD).eval(), kind.entries[0]
+    entry = module._parameters.pop(name).detach()
+    tangent, features = torch.randn(37, 5), torch.randn(9, 5)
+    with forward_ad.dual_level():
+        setattr(module, name, forward_ad.make_dual(entry, tangent))
+        found = forward_ad.unpack_dual(module.project(features)).tangent
+    setattr(module, name, entry.requires_grad_())
+    value = module.project(features).square().sum()
+    (gradient,) = torch.autograd.grad(value, [entry])
+    expected = (gradient * tangent).sum()
+    torch.testing.assert_close((2 * module.project(features) * found).sum(), expected)
+
+
+@every_factored_kind
+def test_a_table_without_gradients_is_used_as_it_is_stored(kind, monkeypatch):
+    """No operation stands between, which would end autocast's reuse of what it has converted."""
+    module = table(kind)
+    monkeypatch.setattr(autograd, "_RowWithoutGradient", None)
+    with torch.no_grad():
+        Uses(module)(torch.randn(9, 5))
+    Uses(kind(37, 5, None))(torch.randn(9, 5)).backward()
+    with pytest.raises(AttributeError):
+        Uses(module)(torch.randn(9, 5))
+
+
+@every_factored_kind
+def test_nothing_of_the_size_of_a_table_is_copied_in_the_forward_pass(kind):
+    module = kind(37, 5, PAD)
+    if kind.kind != "weight-norm":  # which multiplies its rows by their lengths
+        matrix, entry = module.operands(torch.randn(9, 5))[1], getattr(module, kind.entries[0])
+        assert matrix.data_ptr() == entry.data_ptr() and matrix.requires_grad
 
 
 @every_factored_kind

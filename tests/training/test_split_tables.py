@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from spectral_fairseq.embeddings import TABLES as KINDS
+from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.methods.control import ControlRule
 from spectral_fairseq.training import (
@@ -38,6 +40,8 @@ from tests.training.models import (
 from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
+FACTORED = {kind.kind: kind for kind in KINDS if issubclass(kind, FactoredEmbedding)}
+PADDING = 1
 COUNT = int(LABELS.ne(-100).sum())
 METHODS = {
     **TABLES,
@@ -163,6 +167,26 @@ def trained(method, shard=None, ids=IDS, total=None):
     return {name: whole(one.grad) for name, one in model.named_parameters()}
 
 
+class Tied(nn.Module):
+    """A table of its own, whose padding row is not zero, looked up and projected."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = kind.from_dense(torch.randn(WORDS, DIM), padding_idx=PADDING).eval()
+
+    def forward(self, tokens):
+        return self.table.project(self.table(tokens)).logsumexp(-1).mean()
+
+
+def tied(kind, tokens, shard=False):
+    model = Tied(kind)
+    if shard:
+        fsdp.fully_shard(model)
+    model(tokens).backward()
+    return {name: whole(one.grad) for name, one in model.named_parameters()}
+
+
 def told(table, shard=None, **options):
     """A model with a table, which is split if asked to, and its loss; some targets are right."""
     torch.manual_seed(0)
@@ -264,6 +288,7 @@ def _one_worker(rank):
         for before in (False, True)
     }
     found["controls"]["above", "layer"] = controlled("above", True, of=given["layer"])
+    found["tied"] = {kind: tied(FACTORED[kind], half, True) for kind in FACTORED}
     refuses_nan(rank)
     model = Straight()
     weight_norm_(model)
@@ -391,6 +416,10 @@ def test_fully_shard_of_the_root_after_the_methods(tmp_path):
                 )
         no_longer = split.pop("control of the weight")
         assert "none has (any more)" in no_longer and "Pass the model" in no_longer
+        for kind, found in gradients["tied"].items():
+            for name, expected in tied(FACTORED[kind], IDS).items():
+                torch.testing.assert_close(found[name], expected, msg=(kind, name))
+                assert len(expected) != WORDS or not found[name][PADDING].any()
         for (name, _), table in gradients["controls"].items():
             torch.testing.assert_close(table, controlled(name), rtol=0, atol=1e-6)
         assert len(split) == len(METHODS) + 1
