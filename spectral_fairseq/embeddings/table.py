@@ -313,13 +313,18 @@ class Table(nn.Module):
         # A table that was built on the meta device has no values, and ``to_empty`` gives it any. No
         # checkpoint holds those of constant buffers.
         super()._apply(fn, *args, **kwargs)
-        self._fill_constants()
+        self._renew_constants()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         # With assign=True other parameters take the place of those on the meta device.
         super()._load_from_state_dict(*args, **kwargs)
-        self._fill_constants()
+        self._renew_constants()
+
+    def _renew_constants(self) -> None:
+        # No training could go on with tensors of inference, as an average's weights are loaded in.
+        with torch.inference_mode(False):
+            self._fill_constants()
 
     def _device(self) -> torch.device:
         """Where the parameters are."""

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, TableSpec
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional import autograd
+from spectral_fairseq.functional.weight_norm_penalty import weight_norm_penalty
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from spectral_fairseq.options import arguments
@@ -448,6 +449,21 @@ def test_a_table_is_built_without_memory_and_started(kind):
     for name, value in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], value)
     assert not found.weight[PAD].any() and found.weight[5].any()
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "change", [lambda one: one.load_state_dict(one.state_dict()), lambda one: one.to("cpu")]
+)
+def test_training_goes_on_after_a_change_in_inference_mode(kind, change):
+    """As a callback that validates with averaged weights makes it; constants could not be saved."""
+    module = table(kind)
+    with torch.inference_mode():
+        change(module)
+    assert not any(one.is_inference() for one in module.buffers())
+    logits = module.project(module(torch.tensor([2, PAD])))
+    penalty = weight_norm_penalty(module.weight.norm(dim=1), 1.0, module.excluded_rows)
+    (logits.logsumexp(-1).sum() + penalty).backward()
 
 
 @every_kind
