@@ -73,22 +73,23 @@ def dense_form(
         CheckpointError: factors whose shapes do not fit together, or an entry that should be one
             number and is not.
     """
-    _check_factors(kind, entries)
+    resolved = _checked(kind, entries)
     count, dim = kind.stored_shape(entries)
     rows = torch.arange(count) if rows is None else rows
     dense = torch.empty(len(rows), dim, dtype=dtype)
     for chosen, block in zip(rows.split(BLOCK_ROWS), dense.split(BLOCK_ROWS)):
-        block.copy_(kind.dense_rows(entries, chosen, dtype))
+        block.copy_(kind.dense_rows(resolved, chosen, dtype))
     return dense
 
 
-def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
-    """Compute the last row alone, to see whether the shapes fit."""
+def _checked(kind: Type[Table], entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Resolve entries, and compute the last row alone, to see whether the shapes fit."""
     factors = (entries[name] for name in kind.entries if name not in kind.numbers)
     try:
         count, dim = kind.stored_shape(entries)
         last = torch.arange(max(0, count - 1), count)
-        fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim) and dim > 0
+        resolved = kind.resolved(entries)
+        fit = kind.dense_rows(resolved, last, torch.float64).shape == (len(last), dim) and dim > 0
         fit = fit and all(len(factor) in (count, dim) for factor in factors if factor.dim() == 1)
     except (IndexError, RuntimeError):
         fit = False
@@ -104,6 +105,7 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
                 f"one finite number of at least 0 as the {name} of a {kind.kind} table",
                 f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
             )
+    return resolved
 
 
 def stored_form(

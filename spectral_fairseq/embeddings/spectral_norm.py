@@ -132,15 +132,21 @@ class SpectralNormEmbedding(FactoredEmbedding):
         return self._without_padding(self.stored) * factor
 
     @classmethod
-    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """``rows`` of W = c S ||v|| / ||S v||, shape (n, d)."""
+    def resolved(cls, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """S and the factor of all its rows, c ||v|| / ||S v||, float64."""
         # In float32 at least: torch 1.12 does not multiply halves on a CPU.
         stored = widened(entries["stored"])
         direction = entries["direction"].to(stored.dtype)
         length = torch.linalg.vector_norm(direction.double()).clamp(min=TINY)
         sigma_max = torch.linalg.vector_norm((stored @ direction).double()) / length
-        scale = entries["largest"].double() / sigma_max.clamp(min=TINY)
-        return stored[rows].to(dtype) * scale.to(dtype)
+        factor = entries["largest"].double() / sigma_max.clamp(min=TINY)
+        return {"stored": entries["stored"], "factor": factor}
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """``rows`` of W = c S ||v|| / ||S v||, shape (n, d)."""
+        resolved = entries if "factor" in entries else cls.resolved(entries)
+        return resolved["stored"][rows].to(dtype) * resolved["factor"].to(dtype)
 
     def factor_of_stored(self, tiny: float = TINY) -> Tensor:
         """c / sigma_max(S), a differentiable scalar; in training after a step of the iteration."""

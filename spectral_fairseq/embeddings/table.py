@@ -229,8 +229,9 @@ class Table(nn.Module):
         entries = self.factor(weight)
         if not self.exact:
             rows = torch.arange(len(weight), device=weight.device)
+            resolved = self.resolved(entries)
             apart = sum(
-                float((self.dense_rows(entries, some, weight.dtype) - weight[some]).square().sum())
+                float((self.dense_rows(resolved, some, weight.dtype) - weight[some]).square().sum())
                 for some in rows.split(BLOCK_ROWS)
             )
             if apart > _LARGEST_ERROR * float(weight.square().sum()):
@@ -243,11 +244,23 @@ class Table(nn.Module):
         return entries
 
     @classmethod
+    def resolved(cls, entries: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What :meth:`dense_rows` takes in the place of entries, to compute block after block.
+
+        A kind whose rows share what takes a pass over the table computes it here.
+
+        Args:
+            entries: a tensor for each of :attr:`entries`, of any floating type.
+        """
+        return entries
+
+    @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the matrix that a checkpoint's entries stand for.
 
         Args:
-            entries: a tensor for each of :attr:`entries`, of any floating type.
+            entries: a tensor for each of :attr:`entries`, of any floating type; or what
+                :meth:`resolved` returned for them.
             rows: which rows, shape (n,).
             dtype: of the arithmetic and the result.
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.embeddings import SpectralNormEmbedding
+from spectral_fairseq.embeddings import SpectralNormEmbedding, entries
 from spectral_fairseq.errors import ConfigurationError
 from tests.capabilities import HALF_ON_CPU
 
@@ -82,3 +82,20 @@ def test_an_average_whose_direction_is_short_has_the_scale():
     assert largest(table.dense()) == pytest.approx(1.0, rel=1e-5)
     rows = SpectralNormEmbedding.dense_rows(table.state_dict(), torch.arange(31), torch.float64)
     assert largest(rows) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_whole_table_is_read_once_however_many_blocks_there_are(monkeypatch):
+    """Each block of rows took sigma_max anew, which read the table a hundred times."""
+    stored = SpectralNormEmbedding(31, 5, 1).state_dict()
+    expected = SpectralNormEmbedding.dense_rows(stored, torch.arange(31), torch.float64)
+    shapes = []
+    norm = torch.linalg.vector_norm
+
+    def recorded(values, *args, **kwargs):
+        shapes.append(values.shape)
+        return norm(values, *args, **kwargs)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", recorded)
+    monkeypatch.setattr(entries, "BLOCK_ROWS", 2)
+    assert torch.equal(entries.dense_form(SpectralNormEmbedding, stored), expected)
+    assert shapes.count((31,)) == 1
