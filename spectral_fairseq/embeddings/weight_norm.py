@@ -206,8 +206,11 @@ class WeightNormEmbedding(FactoredEmbedding):
         if features.numel() >= self.embedding_dim * self.embedding_dim:
             return linear(features, self.dense(), bias)
         scale = self._without_padding(self._slowed() / _lengths(self.v).squeeze(1))  # [N]
-        logits = linear(features, self._without_padding(self.v)) * scale  # [*, N]
-        return logits if bias is None else logits + bias
+        products = linear(features, self._without_padding(self.v))  # [*, N]
+        logits = products * scale
+        if bias is not None:
+            logits = logits + bias
+        return logits.to(products.dtype)  # autocast's, as the other product gives them
 
     def dense(self) -> Tensor:
         """The matrix W, shape (N, d), differentiable, computed anew at each call."""

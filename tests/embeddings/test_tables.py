@@ -131,6 +131,17 @@ def test_logits_equal_the_dense_product_for_few_and_for_many_tokens(kind, shape,
 
 
 @every_kind
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_type_of_logits_does_not_depend_on_the_number_of_tokens(kind, bias):
+    """Few tokens had logits of float32 under autocast, and many those of bfloat16."""
+    head = SoftmaxHead(table(kind), bias=bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [head(torch.ones(count, 5)) for count in (1, 40)]
+    assert [one.dtype for one in found] == [torch.bfloat16] * 2
+    torch.testing.assert_close(found[0], found[1][:1], rtol=2e-2, atol=2e-2)
+
+
+@every_kind
 @pytest.mark.parametrize("count", [1, 40])
 def test_features_out_of_order_take_one_product(kind, count):
     """As fairseq's decoders return them; torch would take a product, and a table, for each row."""
