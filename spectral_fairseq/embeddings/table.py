@@ -461,6 +461,17 @@ class PlainEmbedding(nn.Embedding, Table):
         """A new table with the architecture's initialisation."""
         return cls(*spec[:4], init_range=spec.init_range, **options)
 
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: Any = None, **options: Any
+    ) -> "PlainEmbedding":
+        """:meth:`from_dense` by the arguments of ``nn.Embedding``, frozen unless told otherwise.
+
+        Raises:
+            ConfigurationError: ``padding_idx`` is left out, or no row.
+        """
+        return cls.from_dense(embeddings, padding_idx, **options).requires_grad_(not freeze)
+
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
         """The state dict with which this table equals ``weight``, shape (N, d)."""
         return {"weight": weight.detach()}

@@ -516,6 +516,18 @@ def test_a_dense_table_of_every_dtype_is_exact(kind, dtype):
     assert_equals(kind, found.weight, weight.float())
 
 
+def test_a_plain_table_of_pretrained_vectors_as_in_torch():
+    """It failed with a TypeError about an argument of torch's own."""
+    weight = dense()
+    for freeze in (True, False):
+        found = PlainEmbedding.from_pretrained(weight, freeze, padding_idx=PAD)
+        expected = nn.Embedding.from_pretrained(weight, freeze, padding_idx=PAD)
+        assert torch.equal(found.weight, expected.weight) and found.padding_idx == PAD
+        assert found.weight.requires_grad == expected.weight.requires_grad
+    with pytest.raises(ConfigurationError, match="padding_idx"):
+        PlainEmbedding.from_pretrained(weight)
+
+
 @every_exact_factored_kind
 def test_a_plain_checkpoint_of_half_precision_is_restored_exactly(kind):
     weight = dense().half()
