@@ -27,7 +27,7 @@ from spectral_fairseq.functional.orthogonality_penalty import (
     identity_residual,
     spectral_defect,
 )
-from spectral_fairseq.functional.precision import full_float32, widened
+from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import check_finite, rows_outside
 from spectral_fairseq.functional.spectrum_penalty import PRIORS, Prior, check_rank
@@ -284,13 +284,6 @@ class SVDEmbedding(FactoredEmbedding):
     def singular_values(self) -> Tensor:
         """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale
-
-    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """W'W = V sigma U'U sigma V' over the rows that count, shape (d, d), without building W."""
-        inner = gram(self.U.to(dtype), self.excluded_rows)
-        right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
-        with full_float32(inner.device):
-            return right.t() @ inner @ right
 
     def grams(self) -> Tuple[Tensor, Tensor]:
         """U'U over the rows that count and V'V, float32, each of shape (d, d)."""

@@ -28,12 +28,9 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape, plainly
 from spectral_fairseq.functional.autograd import row_without_gradient
-from spectral_fairseq.functional.gram import gram
 from spectral_fairseq.functional.precision import widened
 from spectral_fairseq.functional.products import linear
 from spectral_fairseq.functional.row_blocks import BLOCK_ROWS, check_finite
-from spectral_fairseq.functional.row_norms import row_norms
-from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.options import Option
 
 # Largest squared relative error at which a table counts as equal to a matrix.
@@ -295,18 +292,6 @@ class Table(nn.Module):
         """
         rows, matrix = self.operands(features)
         return linear(rows, matrix, bias)
-
-    def norms(self) -> Tensor:
-        """||W_k|| of every row, float32, shape (N,)."""
-        return row_norms(self.weight.float())
-
-    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """W'W over the rows that count, differentiable, shape (d, d)."""
-        return gram(self.weight.to(dtype), self.excluded_rows)
-
-    def singular_values(self) -> Tensor:
-        """Singular values over the rows that count, largest first, float32, shape (d,)."""
-        return singular_values(self.weight.float(), self.excluded_rows)
 
     def reset_parameters(self) -> None:
         """Start anew, as the constructor does; one that starts from counts is given them again."""

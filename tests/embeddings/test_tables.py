@@ -172,21 +172,6 @@ def test_gradcheck(kind, length):
 
 
 @every_kind
-def test_gram_norms_and_singular_values_equal_the_dense_ones(kind):
-    module = table(kind)
-    keep = [k for k in range(37) if k not in (PAD, *FILLERS)]
-    weight = module.weight.detach().double()
-    counted = weight[keep]
-    torch.testing.assert_close(module.gram().double(), counted.t() @ counted, rtol=1e-5, atol=1e-5)
-    exact = module.double().gram(torch.float64)
-    assert exact.dtype == torch.float64 and exact.requires_grad
-    torch.testing.assert_close(exact, counted.t() @ counted, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(module.norms().double(), weight.norm(dim=1), rtol=1e-5, atol=1e-6)
-    sigma = module.singular_values().abs().sort(descending=True).values.double()
-    torch.testing.assert_close(sigma, torch.linalg.svdvals(counted), rtol=1e-4, atol=1e-5)
-
-
-@every_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_of_stored_entries_equal_those_of_the_table(kind, dtype):
     module, rows = table(kind), torch.tensor([0, 7, 35])
