@@ -447,7 +447,7 @@ class PlainEmbedding(nn.Embedding, Table):
         return cls(*spec[:4], init_range=spec.init_range, **options)
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls, embeddings: Tensor, freeze: bool = True, padding_idx: Any = None, **options: Any
     ) -> "PlainEmbedding":
         """:meth:`from_dense` by the arguments of ``nn.Embedding``, frozen unless told otherwise.
