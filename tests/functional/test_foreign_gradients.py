@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import spectral_fairseq.functional
-from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.autograd import row_without_gradient
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.cosine_penalty import cosine_penalty
 from spectral_fairseq.functional.fast_dropout import fast_dropout
@@ -61,17 +61,13 @@ def test_gradients_of_others(name):
     assert all(one is two or torch.equal(one, two) for one, two in zip(again, expected))
 
 
-@pytest.mark.parametrize("kind", [SVDEmbedding, WeightNormEmbedding, SpectralNormEmbedding])
-def test_a_table_keeps_its_hooks_to_itself(kind):
+def test_a_row_without_gradient_is_left_out_of_a_copy():
     """The gradient of a sum reaches both of its terms as one tensor."""
-    table = kind(60, 8, 1)
-    for name, parameter in table.named_parameters():
-        other = torch.randn_like(parameter).requires_grad_()
-        total = parameter + other
-        total.square().sum().backward()
-        assert torch.equal(other.grad, 2 * total)
-        if name in ("U", "g", "v", "stored"):
-            assert not parameter.grad[1].any() and parameter.grad[2].any()
+    values, other = (torch.randn(60, 8, requires_grad=True) for _ in range(2))
+    total = row_without_gradient(values, 1) + other
+    total.square().sum().backward()
+    assert torch.equal(other.grad, 2 * total)
+    assert not values.grad[1].any() and torch.equal(values.grad[2:], other.grad[2:])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -111,7 +107,8 @@ def functions_of_autograd():
 def test_every_function_of_autograd_refuses_second_derivatives_or_has_them():
     """A new one with a backward pass of constants would be wrong in silence."""
     free = {one.__name__ for one in functions_of_autograd() if not _is_refusing(one)}
-    assert free == {"_FastDropout", "_AttentionWeights"}  # for which see test_cpu_attention.py
+    # For which see test_cpu_attention.py, and test_tables.py of the embeddings.
+    assert free == {"_FastDropout", "_AttentionWeights", "_RowWithoutGradient"}
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
 
     def dropped(x):
