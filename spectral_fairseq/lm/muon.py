@@ -23,7 +23,7 @@ In order: ``hidden_matrices_by_name``, ``Muon.take``, ``Muon.step``.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +117,8 @@ class Muon(WideStateOptimizer):
         check_range("`momentum`", momentum, at_least=0, below=1)
         check_choice("`adjust_lr_fn`", adjust_lr_fn, ADJUSTMENTS)
         self._momentum, self._adjust_lr_fn = momentum, adjust_lr_fn
-        self._matrices: List[Tensor] = []
+        # By place: sharding puts other parameters into the groups (accelerate's FSDP 2).
+        self._places: Set[Tuple[int, int]] = set()
         self._inner = _torch_muon(momentum, adjust_lr_fn)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -127,7 +128,7 @@ class Muon(WideStateOptimizer):
         # What torch copies and pickles is its own attributes alone.
         return {
             **super().__getstate__(),
-            "_matrices": self._matrices,
+            "_places": self._places,
             "_momentum": self._momentum,
             "_adjust_lr_fn": self._adjust_lr_fn,
         }
@@ -146,18 +147,21 @@ class Muon(WideStateOptimizer):
         Raises:
             ConfigurationError: one that is no matrix, or is not among the parameters.
         """
+        places = {
+            id(parameter): (at, index)
+            for at, group in enumerate(self.param_groups)
+            for index, parameter in enumerate(group["params"])
+        }
         for matrix in matrices:
-            held = (parameter for group in self.param_groups for parameter in group["params"])
-            known = any(matrix is parameter for parameter in held)
-            if matrix.dim() != 2 or not known:
+            place = places.get(id(matrix))
+            if matrix.dim() != 2 or place is None:
                 raise ConfigurationError(
                     "each of `matrices` to be a matrix among `params`",
-                    f"a tensor of shape {tuple(matrix.shape)}, {'one' if known else 'not one'} of "
-                    "them",
+                    f"a tensor of shape {tuple(matrix.shape)}, "
+                    f"{'not one' if place is None else 'one'} of them",
                     "Pass the parameters themselves, not copies or views of them.",
                 )
-            if not any(matrix is other for other in self._matrices):
-                self._matrices.append(matrix)
+            self._places.add(place)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -170,19 +174,18 @@ class Muon(WideStateOptimizer):
             UnsupportedError: a sparse gradient.
         """
         result = self._evaluated(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
+        for at, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
                     continue
                 if parameter.grad.layout is not torch.strided:
                     found = f"a sparse one of shape {tuple(parameter.shape)}"
                     remedy = "Make the nn.Embedding without sparse=True."
                     raise UnsupportedError("gradients of whole tables", found, remedy)
-                self._update(parameter, group)
+                self._update(parameter, group, (at, index) in self._places)
         return result
 
-    def _update(self, parameter: Tensor, group: Any) -> None:
-        taken = any(parameter is matrix for matrix in self._matrices)
+    def _update(self, parameter: Tensor, group: Any, taken: bool) -> None:
         state = self.state[parameter]
         if state and taken != ("momentum_buffer" in state):
             raise CheckpointError(

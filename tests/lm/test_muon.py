@@ -129,6 +129,23 @@ def test_a_copy_takes_the_same_matrices():
 
 
 @MUON
+def test_other_parameters_in_the_groups_are_stepped_as_those_were():
+    """accelerate puts a sharded model's parameters into the groups of an optimiser that is made."""
+    found = []
+    for replaced in (False, True):
+        model = Network()
+        optimizer = optimiser(model)
+        if replaced:
+            model = copy.deepcopy(model)
+            (group,) = optimizer.param_groups
+            group["params"] = list(model.parameters())
+        train(model, optimizer, 2)
+        assert "momentum_buffer" in optimizer.state[model.hidden.weight]
+        found.append(model.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@MUON
 def test_the_state_of_adam_is_refused():
     model = Network()
     adam = Muon(model.parameters(), lr=0.02)
