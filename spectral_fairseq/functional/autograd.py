@@ -48,18 +48,15 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 _is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-
-
-def _transforms_are_active() -> bool:
-    active: Any = getattr(torch._C, "_are_functorch_transforms_active", None)  # since torch 2.0
-    return active is not None and bool(active())
+# torch before 2.0 has no transforms.
+_transforms_are_active: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 def is_transformed() -> bool:
     """Whether the call is within a transform of ``torch.func``, and no compiler looks at it."""
     if _is_compiling is None or _is_compiling():  # torch before 2.1; a compiler
         return False
-    return _transforms_are_active()
+    return bool(_transforms_are_active())
 
 
 def check_untransformed() -> None:
