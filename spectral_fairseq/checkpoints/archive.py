@@ -45,7 +45,7 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-    except (zipfile.BadZipFile, *_DAMAGES):
+    except (zipfile.BadZipFile, OSError, *_DAMAGES):  # OSError in Python 3.9
         with open(file, "rb") as opened:
             if opened.read(len(ZIP)) == ZIP:
                 raise
