@@ -19,7 +19,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.settings import new_tensors_on
 from spectral_fairseq.training.adapters import with_adapters
 from spectral_fairseq.training.computed_weight import read_alone
-from spectral_fairseq.training.decay_watch import watch_decay_of
+from spectral_fairseq.training.optimizer_watch import refuse_optimizers_of, watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
 from spectral_fairseq.training.layer_mixins import (
     LayerMixin,
@@ -172,6 +172,7 @@ def put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -
         layer.__dict__["_used_table"] = (table,)
         put_on(layer, _kind_of_use(layer))
     table.__dict__["uses"] = len(uses.layers)
+    refuse_optimizers_of([uses.weight], use)
     keep_layers(model, tied=True)
     return table
 
@@ -205,6 +206,7 @@ def take_tables_off(model: nn.Module) -> None:
             del layer.__dict__["_used_table"]
             layer._parameters["weight"] = plain
             layer._modules.pop("table", None)
+        refuse_optimizers_of(table.parameters(), "plain_")
 
 
 def whole_weight(model: nn.Module) -> Tensor:

@@ -6,7 +6,7 @@ Matrices decay and vectors do not, as usual. A table of ``factor_`` is the produ
 V': were all three to shrink, the matrix would decay three times, and U and V would leave
 orthonormality. So sigma decays alone.
 
-``decay_watch.py`` refuses an optimiser that was made otherwise.
+``optimizer_watch.py`` refuses an optimiser that was made otherwise.
 """
 
 from __future__ import annotations

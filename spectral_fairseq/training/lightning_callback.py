@@ -21,7 +21,7 @@ from spectral_fairseq.training.callback_base import (
     never_called,
 )
 from spectral_fairseq.training.control import share_of_rate
-from spectral_fairseq.training.decay_watch import check_decay
+from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import check_plain
 from spectral_fairseq.training.output_layer import output_layer
@@ -68,7 +68,7 @@ class InLightning(CallbackBase):
         if count:
             check_count(count, 1, what, f"{STEP_YOURSELF}, in training_step.", UnsupportedError)
         optimizer = trainer.optimizers[0] if count else None
-        check_decay(optimizer)
+        check_optimizer(optimizer)
         if self.plain_at_end:
             check_plain(pl_module)
         self.take(_model_in(pl_module))

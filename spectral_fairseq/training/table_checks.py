@@ -193,7 +193,10 @@ def _cannot_change(layer: nn.Module, key: str) -> str:
 
 
 def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None:
-    """Refuse a table that something else holds, which would go on with the old one in silence."""
+    """Refuse a table that something else holds, which would go on with the old one in silence.
+
+    After ``gc.freeze()`` nothing is found; then ``optimizer_watch.py`` refuses the optimiser's step.
+    """
     in_module, in_optimizer = _is_held(weight, [layer._parameters for layer in layers.values()])
     if in_module:
         wanted = f"all layers that share the table, for {use}"
@@ -209,7 +212,7 @@ def check_has_owner(weight: Tensor, use: str) -> None:
     Raises:
         ConfigurationError: neither has it.
     """
-    if not any(_is_held(weight)):
+    if not gc.get_freeze_count() and not any(_is_held(weight)):  # frozen objects are not found
         wanted = f"a weight that a layer or an optimiser has, for {use}"
         found = "one that none has (any more), as after fully_shard"
         raise ConfigurationError(wanted, found, "Pass the model, or the weight that is trained.")

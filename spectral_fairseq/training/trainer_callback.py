@@ -15,7 +15,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.provenance import distribution_version
 from spectral_fairseq.training.callback_base import CallbackBase, loss_of, measures_of, never_called
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
-from spectral_fairseq.training.decay_watch import check_decay
+from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.losses import check_plain
 from spectral_fairseq.training.token_loss import TokenLoss
@@ -94,7 +94,7 @@ class InTrainer(CallbackBase):
                 "use_liger_kernel, which computes a cross entropy itself, beside another loss",
                 "Leave use_liger_kernel out, or fused_loss_ and mixture_.",
             )
-        check_decay(kwargs.get("optimizer"))
+        check_optimizer(kwargs.get("optimizer"))
         if getattr(args, "restore_callback_states_from_checkpoint", False):
             found = "restore_callback_states_from_checkpoint, which makes them without a control"
             remedy = "Leave it out: this callback restores its own state."

@@ -443,6 +443,21 @@ def test_a_control_that_is_called_twice_is_refused(transformers, trainer):
         made.train()
 
 
+def test_a_second_training_after_plain_at_end_needs_a_new_optimiser(transformers, trainer):
+    """Trainer kept the one of the table that was taken off, which left the plain one alone."""
+    model = build(transformers)
+    weight_norm_(model)
+    made = trainer(model, max_steps=1)
+    made.add_callback(SpectralCallback(plain_at_end=True))
+    made.train()
+    before = model.lm_head.weight.detach().clone()
+    with pytest.raises(UnsupportedError, match=r"trainer\.optimizer and"):
+        made.train()
+    made.optimizer = made.lr_scheduler = None
+    made.train()
+    assert not torch.equal(model.lm_head.weight, before)
+
+
 def test_new_callbacks_without_a_trainer_are_refused(transformers):
     made = SpectralTrainerCallback(None)
     arguments = SimpleNamespace(restore_callback_states_from_checkpoint=True)

@@ -1,6 +1,7 @@
 """Tables on models that exist: every use sees them, and they come off without a trace."""
 
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -21,6 +22,7 @@ from spectral_fairseq.training import (
     repair_,
     weight_norm_,
 )
+from spectral_fairseq.training.table_checks import check_has_owner
 from tests.training.models import DIM, IDS, LAYOUTS, WORDS, Straight, build, inputs
 
 METHODS = {"weight norm": weight_norm_, "factors": factor_}
@@ -476,6 +478,30 @@ def test_a_table_and_a_fused_loss_come_off_in_one_call(transformers):
         assert model.transformer.wte.table.g.grad is not None
         plain_(model)
         assert traces(model) == before
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
+@pytest.mark.parametrize("kind", METHODS)
+def test_an_optimiser_of_a_table_that_is_gone_is_refused(kind):
+    """It stepped everything but the output table, without a word."""
+    model = Straight(tied=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.freeze()  # so that the optimiser is not found
+    try:
+        check_has_owner(model.lm_head.weight, "what needs an owner")  # which is not found either
+        METHODS[kind](model)
+    finally:
+        gc.unfreeze()
+    with pytest.raises(UnsupportedError, match="after (weight_norm|factor)_; found SGD"):
+        optimizer.step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    plain_(model)
+    with pytest.raises(UnsupportedError, match="after plain_; found SGD"):
+        optimizer.step()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

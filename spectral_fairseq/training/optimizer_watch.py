@@ -1,34 +1,50 @@
-"""The tables of ``factor_`` that exist, and how optimisers let them decay.
+"""Optimisers that would decay a table three times, or train one that is no longer there.
 
-A loop that passes ``model.parameters()`` to AdamW would decay a table three times, and so would the
-groups of Trainer. From the first such table on, torch calls the hook before each step of every
-optimiser.
+A loop that passes ``model.parameters()`` to AdamW would decay a table of ``factor_`` three times,
+and so would the groups of Trainer. An optimiser that was made before ``plain_`` holds the entries
+of the table, and would leave the plain one alone. From the first such table on, torch calls the
+hook before each step of every optimiser.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, Iterable
 from weakref import WeakKeyDictionary, WeakSet
 
+from torch import Tensor
+
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.methods.groups import undecayed_parameters
 
 # The tables that factor_ has made, and copies: it is checked how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 # Optimiser -> what it and the tables were like when it was checked.
 _checked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# The attribute of a tensor that an optimiser would train for nothing: what has replaced it.
+_REPLACED = "_replaced_by_spectral_fairseq"
 
 
-def check_decay(optimizer: Any) -> None:
-    """Refuse an optimiser that lets U or V of a table of ``factor_`` decay.
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimiser of a table that was replaced, or that lets U or V of ``factor_`` decay.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: it lets them decay.
+        UnsupportedError: it was made before the table that the model has.
     """
     for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            by = getattr(parameter, _REPLACED, "")
+            if by:
+                raise UnsupportedError(
+                    f"an optimiser that is made after {by}",
+                    f"{type(optimizer).__name__} of the table before it, which would leave the "
+                    "present one as it is",
+                    "Make a new optimiser; Trainer does where trainer.optimizer and "
+                    "trainer.lr_scheduler are None.",
+                )
         if not group.get("weight_decay"):
             continue
         held = {id(parameter) for parameter in group["params"]}
@@ -45,12 +61,10 @@ def check_decay(optimizer: Any) -> None:
 
 
 def _before_step(optimizer: Any, *_: Any) -> None:
-    if not FACTORED:
-        return
     groups = getattr(optimizer, "param_groups", ())
     now = len(FACTORED), [(len(one["params"]), one.get("weight_decay")) for one in groups]
     if _checked.get(optimizer) != now:
-        check_decay(optimizer)
+        check_optimizer(optimizer)
         _checked[optimizer] = now
 
 
@@ -61,6 +75,19 @@ def _watch_optimizers() -> None:
     )
     if register is not None:  # from torch 2.0 on
         register(_before_step)
+
+
+def refuse_optimizers_of(tensors: Iterable[Tensor], by: str) -> None:
+    """Refuse from now on the steps of optimisers of tensors that a model does not have any more.
+
+    Args:
+        tensors: the parameters that went.
+        by: the function that has replaced them.
+    """
+    for tensor in tensors:
+        setattr(tensor, _REPLACED, by)
+    _checked.clear()
+    _watch_optimizers()
 
 
 def watch_decay_of(table: SVDEmbedding) -> None:
