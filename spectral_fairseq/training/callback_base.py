@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from torch import Tensor
 
-from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.factored_layers import whole_weight
 from spectral_fairseq.training.output_layer import without_wrappers
@@ -23,6 +23,12 @@ def never_called(hook: str, trainer: Any) -> UnsupportedError:
         f"{type(trainer).__name__}, which has taken a step without it",
         f"{STEP_YOURSELF}.",
     )
+
+
+def called_once(found: str, remedy: str) -> ConfigurationError:
+    """The error for a control that would count each step of the optimiser twice."""
+    wanted = "a control that is called once after each step of the optimiser"
+    return ConfigurationError(wanted, found, remedy)
 
 
 def measures_of(model: Any, loss: Optional[TokenLoss], is_first: bool) -> Dict[str, float]:
@@ -70,14 +76,21 @@ class CallbackBase(_Framework):  # type: ignore[misc]
         """Whether what is logged is measured after a step."""
         return bool(self.measure_every) and step % self.measure_every == 0
 
-    def take(self, model: Any) -> None:
+    def take(self, model: Any, callbacks: Sequence[Any]) -> None:
         """Bind the control to the model that is trained, or see that it is.
 
+        Args:
+            model: that is trained.
+            callbacks: all of the trainer.
+
         Raises:
-            ConfigurationError: it is of another model.
+            ConfigurationError: it is of another model, or several of the callbacks step it.
         """
         if self.control is None:
             return
+        if sum(getattr(one, "control", None) is self.control for one in callbacks) > 1:
+            remedy = "Give the callback once, and each callback a SpectrumControl of its own."
+            raise called_once("one that several callbacks of the trainer have", remedy)
         if self._takes_model:
             self.control.bind(model)
         check_trained(self.control.weight, model, "SpectrumControl")

@@ -71,7 +71,7 @@ class InLightning(CallbackBase):
         check_optimizer(optimizer)
         if self.plain_at_end:
             check_plain(pl_module)
-        self.take(_model_in(pl_module))
+        self.take(_model_in(pl_module), trainer.callbacks)
         if self.control is None:
             return
         if self._loaded:

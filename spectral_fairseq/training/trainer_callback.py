@@ -13,7 +13,13 @@ from typing import Any, Dict, List, Optional, Tuple
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.provenance import distribution_version
-from spectral_fairseq.training.callback_base import CallbackBase, loss_of, measures_of, never_called
+from spectral_fairseq.training.callback_base import (
+    CallbackBase,
+    called_once,
+    loss_of,
+    measures_of,
+    never_called,
+)
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
 from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
@@ -102,11 +108,10 @@ class InTrainer(CallbackBase):
         loss = self._loss(model)
         if loss is not None:
             loss.check_of(model)
-        self.take(model)
+        self.take(model, self._callbacks())
         optimizer = kwargs.get("optimizer")
         if self.control is not None and optimizer is not None and self.control.follows(optimizer):
-            raise ConfigurationError(
-                "a control that is called once after each step of the optimiser",
+            raise called_once(
                 "one that follows the optimiser by itself, in SpectralCallback",
                 "Leave control.follow(optimizer) out, or the control in SpectralCallback.",
             )
@@ -117,13 +122,17 @@ class InTrainer(CallbackBase):
         if self.control is not None and state.global_step:
             self._resume(self.control, saved if isinstance(saved, list) else [saved])
 
+    def _callbacks(self) -> List[Any]:
+        """All callbacks of the trainer."""
+        return getattr(getattr(self.trainer, "callback_handler", None), "callbacks", [])
+
     def _stand_before_reports(self) -> None:
         """Take a place behind Trainer's own flow of control, and before what reports its logs.
 
         W&B, TensorBoard and the like come first among the callbacks of a Trainer, and would report
         a loss without the measures beside it.
         """
-        callbacks = getattr(getattr(self.trainer, "callback_handler", None), "callbacks", [])
+        callbacks = self._callbacks()
         if self not in callbacks:
             return
         first = [type(one).__name__ == "DefaultFlowCallback" for one in callbacks]
@@ -162,10 +171,9 @@ class InTrainer(CallbackBase):
         Trainer appends them to a list at each save, where there are several.
         """
         states = [entry["attributes"].get("spectrum_control") for entry in saved]
-        callbacks = self.trainer.callback_handler.callbacks
         controls = [
             callback
-            for callback in callbacks
+            for callback in self._callbacks()
             if type(callback).__name__ == type(self).__name__ and callback.control is not None
         ]
         latest = [state for state in states if state is not None][-len(controls) :]

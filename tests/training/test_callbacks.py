@@ -441,6 +441,16 @@ def test_a_control_that_is_called_twice_is_refused(transformers, trainer):
     control.follow(made.create_optimizer())
     with pytest.raises(ConfigurationError, match="called once after each step"):
         made.train()
+    one, other = SpectralCallback(control), SpectralCallback(control)
+    for callbacks in ([one, one], [one, other]):  # it took two steps for one
+        made = trainer(model)
+        for callback in callbacks:
+            made.add_callback(callback)
+        with pytest.raises(ConfigurationError, match="found one that several callbacks"):
+            made.train()
+        trained = SimpleNamespace(optimizers=[], callbacks=callbacks)
+        with pytest.raises(ConfigurationError, match="found one that several callbacks"):
+            one.on_fit_start(trained, model)
 
 
 def test_a_second_training_after_plain_at_end_needs_a_new_optimiser(transformers, trainer):
