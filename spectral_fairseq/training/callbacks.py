@@ -29,7 +29,6 @@ from spectral_fairseq.errors import check_range, missing_package
 from spectral_fairseq.provenance import skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.lightning_callback import InLightning, lightning_bases
-from spectral_fairseq.training.losses import plain_
 from spectral_fairseq.training.trainer_callback import InTrainer, keeps_states, trainer_bases
 
 skip_broken_torchaudio()
@@ -126,14 +125,6 @@ class SpectralCallback(InTrainer, InLightning):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made at run time, so pickle and deepcopy are told how."""
         return _empty, (type(self).__dict__.get("written", type(self)),), self.__dict__
-
-    def on_train_end(self, caller: Any, module: Any, *_: Any, **kwargs: Any) -> None:
-        """Make the model plain, if asked to.
-
-        Lightning passes itself and the module; Trainer its arguments and state, and ``model``.
-        """
-        if self.plain_at_end:
-            plain_(kwargs.get("model", module))
 
 
 class SpectralTrainerCallback(SpectralCallback):

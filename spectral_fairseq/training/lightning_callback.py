@@ -3,7 +3,8 @@
 In order: ``InLightning.on_fit_start`` binds the control, gives it the state of a checkpoint and
     lets it follow the optimiser, and ``InLightning.on_train_batch_end`` measures the table. Where
     an optimiser does not tell of its steps, ``InLightning.on_before_optimizer_step`` keeps the rate
-    and ``InLightning.on_train_batch_end`` changes the table.
+    and ``InLightning.on_train_batch_end`` changes the table. ``InLightning.on_fit_end`` makes the
+    model plain.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spectral_fairseq.training.callback_base import (
 from spectral_fairseq.training.control import share_of_rate
 from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.joining import joined
-from spectral_fairseq.training.losses import check_plain
+from spectral_fairseq.training.losses import check_plain, plain_
 from spectral_fairseq.training.output_layer import output_layer
 
 
@@ -113,6 +114,14 @@ class InLightning(CallbackBase):
             measures = measures_of(table, loss_of(model), is_first)
             for logger in trainer.loggers if measures else ():
                 logger.log_metrics(measures, step=self._steps)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Make the model plain, if asked to, when it has its last checkpoint and averages.
+
+        ModelCheckpoint and EMAWeightAveraging take it as it was trained, in ``on_train_end``.
+        """
+        if self.plain_at_end:
+            plain_(pl_module)
 
     def state_dict(self) -> Dict[str, Any]:
         """What Lightning's checkpoints hold."""

@@ -1,8 +1,9 @@
 """What ``transformers.Trainer`` calls of a callback.
 
 In order: ``InTrainer.on_train_begin`` binds the control and gives it the state of a checkpoint,
-    ``InTrainer.on_optimizer_step`` changes the table, ``InTrainer.on_step_end`` measures it, and
-    ``InTrainer.on_log`` puts the measures beside the loss.
+    ``InTrainer.on_optimizer_step`` changes the table, ``InTrainer.on_step_end`` measures it,
+    ``InTrainer.on_log`` puts the measures beside the loss, and ``InTrainer.on_train_end`` makes
+    the model plain.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spectral_fairseq.training.callback_base import (
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
 from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
-from spectral_fairseq.training.losses import check_plain
+from spectral_fairseq.training.losses import check_plain, plain_
 from spectral_fairseq.training.token_loss import TokenLoss
 
 
@@ -222,6 +223,11 @@ class InTrainer(CallbackBase):
             logs.update(self._beside_loss)
             state.log_history[-1].update(self._beside_loss)
             self._beside_loss = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any = None, **kwargs: Any) -> None:
+        """Make the model plain, if asked to; Lightning, which gives two arguments, has no model."""
+        if self.plain_at_end and "model" in kwargs:
+            plain_(kwargs["model"])
 
     def _loss(self, model: Any) -> Optional[TokenLoss]:
         """The loss of this package with which the model is trained, if it is one."""

@@ -32,7 +32,7 @@ from spectral_fairseq.training.callbacks import (
     SpectralTrainerCallback,
 )
 from spectral_fairseq.training.control import share_of_rate
-from tests.training.models import DIM, IDS, TEXT, WORDS, build
+from tests.training.models import DIM, IDS, TEXT, WORDS, Straight, build
 
 
 @pytest.mark.parametrize("fused, loss", [(True, 0.0), (True, 0.5), (False, None)])
@@ -641,6 +641,46 @@ def test_lightning_gives_the_model_to_a_callback_without_one(lightning, tmp_path
     same(weights(resumed), weights(whole))
     with pytest.raises(ConfigurationError, match="found another model's"):
         fit(lightning, tmp_path / "other", 12, SpectralCallback(SpectrumControl(made)))
+
+
+@pytest.mark.slow
+def test_lightning_saves_and_averages_what_was_trained_before_it_is_plain(lightning, tmp_path):
+    """The last checkpoint had the plain weights beside an optimiser of the table's entries."""
+    callbacks = [SpectralCallback(plain_at_end=True)]
+    callbacks += [lightning.callbacks.ModelCheckpoint(tmp_path, save_last=True)]
+    averaging = getattr(lightning.callbacks, "EMAWeightAveraging", None)  # from Lightning 2.6 on
+    callbacks += [] if averaging is None else [averaging(decay=0.5)]
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Straight(tied=True)
+
+        def training_step(self, batch, index):
+            scores = self.model(batch[0])
+            return torch.nn.functional.cross_entropy(scores.flatten(0, 1), batch[0].flatten())
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    module = Module()
+    table = weight_norm_(module.model)
+    trained = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    dataset = torch.utils.data.TensorDataset(TEXT)
+    trained.fit(module, torch.utils.data.DataLoader(dataset, batch_size=8))
+    assert type(module.model.lm_head) is torch.nn.Linear
+    assert module.model.lm_head.weight is module.model.embed.weight
+    torch.testing.assert_close(module.model.lm_head.weight, table.dense())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    names = {name.split(".", 1)[1] for name in saved["state_dict"]}
+    assert {"embed.table.g", "embed.table.v"} <= names and "lm_head.weight" not in names
 
 
 @pytest.mark.slow
