@@ -9,6 +9,7 @@ In order: ``InLightning.on_fit_start`` binds the control, gives it the state of 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any, Dict, Optional, Tuple
 
@@ -41,14 +42,14 @@ def lightning_bases(module: str) -> Tuple[type, ...]:
 
 
 def _model_in(pl_module: Any) -> Any:
-    """The module itself, or its one part that has an output layer, such as ``self.model``."""
+    """The module or its part, such as ``self.model``, that tells its output layer; or the module.
+
+    A ``head`` of the module may be something else than the output layer of the model in it.
+    """
     for model in (pl_module, *pl_module.children()):
-        try:
-            output_layer(model)
-        except ConfigurationError:
-            continue
-        if model is pl_module or hasattr(model, "get_output_embeddings"):
-            return model
+        with contextlib.suppress(ConfigurationError):
+            if hasattr(model, "get_output_embeddings") and output_layer(model) is not None:
+                return model
     return pl_module
 
 

@@ -643,6 +643,22 @@ def test_lightning_gives_the_model_to_a_callback_without_one(lightning, tmp_path
         fit(lightning, tmp_path / "other", 12, SpectralCallback(SpectrumControl(made)))
 
 
+def test_lightning_finds_the_model_beside_a_head_of_the_module(lightning, transformers):
+    """The control changed a projection of another kind."""
+
+    class Module(lightning.LightningModule):
+        def __init__(self, has_model):
+            super().__init__()
+            self.head = torch.nn.Linear(DIM, WORDS)
+            self.model = build(transformers) if has_model else None
+
+    for has_model in (True, False):
+        module, control = Module(has_model), SpectrumControl()
+        trained = SimpleNamespace(optimizers=[], callbacks=[])
+        SpectralCallback(control).on_fit_start(trained, module)
+        assert control.weight is (module.model.lm_head if has_model else module.head).weight
+
+
 @pytest.mark.slow
 def test_lightning_saves_and_averages_what_was_trained_before_it_is_plain(lightning, tmp_path):
     """The last checkpoint had the plain weights beside an optimiser of the table's entries."""
