@@ -19,7 +19,6 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.settings import new_tensors_on
 from spectral_fairseq.training.adapters import with_adapters
 from spectral_fairseq.training.computed_weight import read_alone
-from spectral_fairseq.training.optimizer_watch import refuse_optimizers_of, watch_decay_of
 from spectral_fairseq.training.joining import dense_from, joined
 from spectral_fairseq.training.layer_mixins import (
     LayerMixin,
@@ -28,6 +27,7 @@ from spectral_fairseq.training.layer_mixins import (
     refuse_replicas,
     take_off,
 )
+from spectral_fairseq.training.optimizer_watch import refuse_optimizers_of, watch_decay_of
 from spectral_fairseq.training.output_layer import output_layer, sharded
 from spectral_fairseq.training.replaced_methods import keep_layers
 from spectral_fairseq.training.table_checks import (

@@ -23,9 +23,9 @@ from spectral_fairseq.training.callback_base import (
     never_called,
 )
 from spectral_fairseq.training.control import share_of_rate
-from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.joining import joined
 from spectral_fairseq.training.losses import check_plain, plain_
+from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.output_layer import output_layer
 
 

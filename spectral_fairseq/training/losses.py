@@ -222,8 +222,8 @@ def plain_(model: nn.Module) -> None:
     """Take everything of :mod:`spectral_fairseq.training` off a model, without a trace.
 
     Tables become plain parameters again, tied as they were, and the output layer returns logits in
-    training. Call it before the final ``save_pretrained``; the optimiser of a table cannot go on, and
-    refuses its next step (torch 2.0).
+    training. Call it before the final ``save_pretrained``; the optimiser of a table cannot go on,
+    and refuses its next step (torch 2.0).
 
     Raises:
         UnsupportedError: as :func:`check_plain`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Optional
 
 from torch import Tensor, nn
@@ -67,9 +68,9 @@ def output_layer(model: nn.Module) -> nn.Module:
     model = without_wrappers(model)
     if isinstance(model, (nn.Linear, nn.Embedding, nn.EmbeddingBag)):
         return model
-    layers = [getattr(model, "get_output_embeddings", lambda: None)()]
-    layers += [getattr(model, name, None) for name in OUTPUT_LAYERS]
-    for layer in map(trained_copy, layers):
+    told = getattr(model, "get_output_embeddings", lambda: None)()
+    named = (getattr(model, name, None) for name in OUTPUT_LAYERS)
+    for layer in map(trained_copy, itertools.chain([told], named)):
         if isinstance(layer, LayerMixin) and layer.computes_weight:
             return layer  # whose matrix would be computed for nothing, or is split at this moment
         weight = getattr(layer, "weight", None) if isinstance(layer, nn.Module) else None

@@ -195,7 +195,7 @@ def _cannot_change(layer: nn.Module, key: str) -> str:
 def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None:
     """Refuse a table that something else holds, which would go on with the old one in silence.
 
-    After ``gc.freeze()`` nothing is found; then ``optimizer_watch.py`` refuses the optimiser's step.
+    After ``gc.freeze()`` nothing is found; ``optimizer_watch.py`` refuses the optimiser's step.
     """
     in_module, in_optimizer = _is_held(weight, [layer._parameters for layer in layers.values()])
     if in_module:

@@ -19,8 +19,8 @@ from spectral_fairseq.functional.looks_trained import looks_trained
 from spectral_fairseq.functional.row_blocks import check_finite
 from spectral_fairseq.functional.spectrum_penalty import check_rank
 from spectral_fairseq.functional.word_counts import fault_of_counts
-from spectral_fairseq.training.optimizer_watch import watch_decay_of
 from spectral_fairseq.training.factored_layers import put_table_on
+from spectral_fairseq.training.optimizer_watch import watch_decay_of
 from spectral_fairseq.training.table_checks import Uses, check_has_values
 
 

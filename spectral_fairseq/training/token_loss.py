@@ -40,7 +40,7 @@ from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.expert_losses import ExpertLosses
 from spectral_fairseq.training.factored_layers import entries_of, operands
-from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
+from spectral_fairseq.training.hidden_states import HiddenStates
 from spectral_fairseq.training.joining import added_over_workers
 from spectral_fairseq.training.label_positions import LabelPositions, logits_of, targets_at
 from spectral_fairseq.training.layer_mixins import beyond_plain
@@ -117,12 +117,17 @@ class TokenLoss:
         self.positions = LabelPositions(model, shift)
         self.ignore_index = ignore_index
         self.auxiliary = ExpertLosses.of(without_wrappers(model))
+        layer = self._layer
+        if isinstance(layer, MixtureLayer):
+            self.check_mixture(type(layer.mixture))
+
+    @property
+    def _layer(self) -> Optional[nn.Module]:
+        """The output layer as it is now: peft puts another one in its place and takes it away."""
         try:
-            self._layer: Optional[nn.Module] = output_layer(model)
+            return output_layer(self.model)
         except ConfigurationError:  # a model whose logits are the loss's only concern
-            self._layer = None
-        if isinstance(self._layer, MixtureLayer):
-            self.check_mixture(type(self._layer.mixture))
+            return None
 
     def check_mixture(self, kind: Type[MixtureHead]) -> None:
         """Refuse terms and measures of this loss that a mixture does not give.
@@ -141,8 +146,9 @@ class TokenLoss:
         Raises:
             ConfigurationError: the output layer is none of the model's.
         """
-        if self._layer is not None:
-            _check_has(model, self._layer, "fused_loss_")
+        layer = self._layer
+        if layer is not None:
+            _check_has(model, layer, "fused_loss_")
 
     def __call__(
         self,
@@ -286,13 +292,10 @@ class TokenLoss:
         trained = without_wrappers(self.model) if layer is None else layer
         if not (trained.training and torch.is_grad_enabled()):
             return
-        hands_on = isinstance(layer, KeepsHiddenStates)
         if self.has_terms or beyond_plain(layer):
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
-                f"logits that {type(layer).__name__}.forward did not make"
-                if hands_on
-                else f"logits of a {type(self.model).__name__} without fused_loss_",
+                f"logits of a {type(self.model).__name__} that no layer of fused_loss_ made",
                 "Make the loss of the model that is trained by fused_loss_ or mixture_, and let "
                 "nothing else multiply by the output layer's weight.",
             )
@@ -303,9 +306,7 @@ class TokenLoss:
 
     def _check_made_by(self, layer: nn.Module) -> None:
         """Refuse hidden states of another model, whose loss may have other terms."""
-        if layer is self._layer or getattr(layer, "_is_replica", False) or self._layer is None:
-            return
-        if layer is not output_layer(self.model):  # peft may have put a copy in its place
+        if self._layer not in (layer, None) and not getattr(layer, "_is_replica", False):
             raise of_another("the outputs")
 
     def _of_operands(self, handed: HiddenStates, compute: Callable[..., Result]) -> Result:

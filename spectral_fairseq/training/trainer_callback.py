@@ -22,9 +22,9 @@ from spectral_fairseq.training.callback_base import (
     never_called,
 )
 from spectral_fairseq.training.control import SpectrumControl, share_of_rate
-from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.losses import check_plain, plain_
+from spectral_fairseq.training.optimizer_watch import check_optimizer
 from spectral_fairseq.training.token_loss import TokenLoss
 
 

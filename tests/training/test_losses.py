@@ -370,13 +370,13 @@ def test_terms_of_a_loss_need_the_hidden_states():
     terms = [{"z_loss": 0.1}, {"by_probability": True}, {"penalty": TablePenalty(cosine=1.0)}]
     for options in terms:
         loss = TokenLoss(model, **options)
-        with pytest.raises(UnsupportedError, match="logits of a Scores without fused_loss_"):
+        with pytest.raises(UnsupportedError, match="a Scores that no layer of fused_loss_ made"):
             loss(model(IDS), IDS)
         with torch.no_grad():
             assert torch.equal(loss(model(IDS), IDS), TokenLoss(model)(model(IDS), IDS))
     loss = fused_loss_(model, z_loss=0.1)
     plain_(model)
-    with pytest.raises(UnsupportedError, match="without fused_loss_"):
+    with pytest.raises(UnsupportedError, match="that no layer of fused_loss_ made"):
         loss(model(IDS), IDS)
 
 

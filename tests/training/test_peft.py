@@ -139,7 +139,7 @@ def test_what_uses_the_weight_alone_is_refused_where_it_loses_a_term(peft, trans
             warnings.simplefilter("ignore")
             model = peft.get_peft_model(model, lora(peft, trainable_token_indices=[3])).train()
         if lost:
-            with pytest.raises(UnsupportedError, match="logits that .* did not make"):
+            with pytest.raises(UnsupportedError, match="no layer of fused_loss_ made"):
                 model(input_ids=IDS, labels=LABELS)
         else:
             own = build(transformers)(input_ids=IDS, labels=LABELS).loss
@@ -212,11 +212,14 @@ def test_an_adapter_is_not_lost_in_merging(peft, transformers, table, target):
 )
 @pytest.mark.parametrize("softcap", [None, 0.2])
 def test_a_cap_and_a_loss_outlive_the_adapter(peft, transformers, softcap, named):
-    """They were on the layer of peft alone, and merging left the cap out without a word."""
+    """They were on the layer of peft alone, and merging left the cap out without a word.
+
+    The loss then refused the logits of an evaluation, as those of another layer than peft's.
+    """
     model = build(transformers, "llama")
     chosen = lora(peft, **{"targets": ["q_proj"], **named}, init_lora_weights=False)
     model = peft.get_peft_model(model, chosen).train()
-    fused_loss_(model, softcap=softcap)
+    made = fused_loss_(model, softcap=softcap, z_loss=1e-4)
     loss = model(input_ids=IDS, labels=LABELS).loss
     expected = model.eval()(input_ids=IDS).logits
     merged = model.merge_and_unload()
@@ -224,6 +227,8 @@ def test_a_cap_and_a_loss_outlive_the_adapter(peft, transformers, softcap, named
     outputs = merged.train()(input_ids=IDS, labels=LABELS)
     assert isinstance(outputs.logits, HiddenStates)
     torch.testing.assert_close(outputs.loss, loss, rtol=1e-5, atol=1e-6)
+    assert merged.eval()(input_ids=IDS, labels=LABELS).loss < loss
+    made.check_of(merged)
     if softcap is None:
         plain_(merged)
         assert type(merged.lm_head) is torch.nn.Linear
@@ -239,7 +244,7 @@ def test_a_table_under_trainable_tokens_is_refused_by_its_cause(peft, transforme
         weight_norm_(model)
 
 
-def _sft(transformers, folder, model, **options):
+def _sft(transformers, folder, model, overrides=False, **options):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     data = datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in IDS.repeat(4, 1)])
     arguments = trl.SFTConfig(
@@ -255,7 +260,10 @@ def _sft(transformers, folder, model, **options):
         gradient_checkpointing=False,
         learning_rate=1e-2,
     )
-    trainer = trl.SFTTrainer(
+    kind = trl.SFTTrainer
+    if overrides:
+        kind = type("Overriding", (kind,), {"compute_loss": transformers.Trainer.compute_loss})
+    trainer = kind(
         model, arguments, train_dataset=data, eval_dataset=data,
         processing_class=tokenizer(transformers), **options,
     )  # fmt: skip
@@ -289,6 +297,10 @@ def test_sft_of_trl(transformers, tmp_path):
             _trained(transformers, tmp_path, **options)
         losses, _ = _trained(transformers, tmp_path, as_function=True, **options)
         assert abs(losses[0] - own[0]) > 1e-4
+        model = build(transformers)
+        fused_loss_(model, **options)
+        overriding, _ = _sft(transformers, tmp_path, model, overrides=True)
+        assert overriding == pytest.approx(losses, rel=1e-5)
     model = build(transformers)
     penalty = TablePenalty(model, cosine=1.0)
     fused_loss_(model, penalty=penalty)
