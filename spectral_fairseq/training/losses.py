@@ -29,9 +29,9 @@ from spectral_fairseq.training.layer_mixins import (
     take_off,
 )
 from spectral_fairseq.training.mixture_layer import MixtureLayer
-from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
+from spectral_fairseq.training.model_loss import take_over_loss
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
-from spectral_fairseq.training.replaced_methods import keep_layers, let_replace
+from spectral_fairseq.training.replaced_methods import give_back, keep_layers
 from spectral_fairseq.training.table_checks import check_not_sharded
 from spectral_fairseq.training.token_loss import TokenLoss, operands
 
@@ -234,8 +234,7 @@ def plain_(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, KeepsHiddenStates):
             take_off(layer, KeepsHiddenStates)
-        give_back_loss(layer)
-    let_replace(model)
+    give_back(model)
 
 
 def check_plain(model: nn.Module) -> None:

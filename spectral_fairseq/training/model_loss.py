@@ -23,20 +23,21 @@ from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenSta
 from spectral_fairseq.training.label_positions import no_indices
 from spectral_fairseq.training.layer_mixins import beyond_plain, refuse_replicas
 from spectral_fairseq.training.output_layer import output_layer, without_wrappers
+from spectral_fairseq.training.replaced_methods import StandIn, stand_in
 from spectral_fairseq.training.token_loss import TokenLoss
 
 
-class ModelLoss:
+class ModelLoss(StandIn):
     """A :class:`TokenLoss` in the place of a model's ``loss_function``.
 
     The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
     peft do. It adds the loss of its experts itself.
     """
 
-    def __init__(self, loss: TokenLoss, own: Any) -> None:
-        self.loss, self.own = loss, own
-        self.__name__ = getattr(own, "__name__", "")
-        self._names = [*inspect.signature(own).parameters]
+    def __init__(self, loss: TokenLoss, usual: Any) -> None:
+        self.loss, self.usual = loss, usual
+        self.__name__ = getattr(usual, "__name__", "")
+        self._names = [*inspect.signature(usual).parameters]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch, a scalar, with the arguments of transformers' own losses.
@@ -48,8 +49,8 @@ class ModelLoss:
         if isinstance(labels, Tensor) and labels.is_floating_point():
             if isinstance(logits, HiddenStates):
                 raise no_indices(labels)
-            own: Tensor = self.own(*args, **kwargs)
-            return own
+            usual: Tensor = self.usual(*args, **kwargs)
+            return usual
         loss, targets = self.loss, given.get("shift_labels")
         if targets is None:
             if labels is None:
@@ -61,7 +62,7 @@ class ModelLoss:
         return loss.of_logits(logits, targets, given.get("num_items_in_batch"))[0]
 
 
-class ModelForward:
+class ModelForward(StandIn):
     """Stands for the forward pass of a model that computes a cross entropy of its logits itself.
 
     The loss takes the labels that the model is given.
@@ -69,21 +70,16 @@ class ModelForward:
 
     def __init__(self, model: nn.Module, loss: TokenLoss) -> None:
         self.model, self.loss = model, loss
-        self.own = model.__dict__.get("forward")  # of another package
-
-    @property
-    def _forward(self) -> Any:
-        return self.own or type(self.model).forward.__get__(self.model)
 
     @property
     def __signature__(self) -> inspect.Signature:
         """That of the model, by which Trainer chooses columns."""
-        return inspect.signature(self._forward)
+        return inspect.signature(self.method(self.model, "forward"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, with the loss where there are labels."""
         model: Any = self.model
-        forward = self._forward
+        forward = self.method(model, "forward")
         if not isinstance(output_layer(model), KeepsHiddenStates):
             # The model is plain again, but accelerate has put this into a wrapper of its own.
             return forward(*args, **kwargs)
@@ -142,7 +138,7 @@ def _shifted_right(model: Any, labels: Tensor) -> Tensor:
     return made
 
 
-class WatchedOutput:
+class WatchedOutput(StandIn):
     """Stands for ``get_output_embeddings``, which TRL's trainers call.
 
     Their fused forward pass and distillation multiply by the output layer's weight, and compute
@@ -170,7 +166,7 @@ class WatchedOutput:
         # Their constructors ask for the kind of the layer alone.
         if package == "trl" and frame.f_code.co_name != "__init__":
             self._check_known_to_trl()
-        return type(model).get_output_embeddings(model)
+        return self.method(model, "get_output_embeddings")()
 
     def _check_known_to_trl(self) -> None:
         layer: Any = output_layer(self.model)
@@ -194,36 +190,24 @@ class WatchedOutput:
             )
 
 
+class _OneProcess(StandIn):
+    """Stands for the method of a model that ``DataParallel`` copies it by."""
+
+    __call__ = staticmethod(refuse_replicas)
+
+
 def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
     """Let a model of transformers compute this loss where it is given labels."""
     inner: Any = without_wrappers(model)
     if not isinstance(getattr(type(inner), "loss_function", None), property):
         return
-    original = inner.loss_function
-    inner.loss_function = ModelLoss(
-        loss, original.own if isinstance(original, ModelLoss) else original
-    )
-    inner.__dict__["get_output_embeddings"] = WatchedOutput(inner, loss)
-    if isinstance(inner.__dict__.get("forward"), ModelForward):
-        inner.__dict__["forward"].loss = loss
-    elif _has_cross_entropy(inner):
-        inner.__dict__["forward"] = ModelForward(inner, loss)
-        inner.__dict__["_replicate_for_data_parallel"] = refuse_replicas
-
-
-def give_back_loss(part: nn.Module) -> None:
-    """Undo :func:`take_over_loss`."""
-    if isinstance(part.__dict__.get("_loss_function"), ModelLoss):
-        del part.__dict__["_loss_function"]
-    if isinstance(part.__dict__.get("get_output_embeddings"), WatchedOutput):
-        del part.__dict__["get_output_embeddings"]
-    if part.__dict__.get("_replicate_for_data_parallel") is refuse_replicas:
-        del part.__dict__["_replicate_for_data_parallel"]
-    forward = part.__dict__.get("forward")
-    if isinstance(forward, ModelForward):
-        del part.__dict__["forward"]
-        if forward.own is not None:
-            part.__dict__["forward"] = forward.own
+    usual = inner.loss_function
+    usual = usual.usual if isinstance(usual, ModelLoss) else usual
+    stand_in(inner, "_loss_function", ModelLoss(loss, usual))
+    stand_in(inner, "get_output_embeddings", WatchedOutput(inner, loss))
+    if _has_cross_entropy(inner):
+        stand_in(inner, "forward", ModelForward(inner, loss))
+        stand_in(inner, "_replicate_for_data_parallel", _OneProcess())
 
 
 @functools.cache

@@ -26,7 +26,39 @@ _REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_emb
 _TIES, _SAVES = "tie_weights", "save_pretrained"
 
 
-class _Refusing:
+class StandIn:
+    """Stands for a method of one model, as an attribute of it; :func:`stand_in` puts it there.
+
+    Attributes:
+        own: what the user or another package had put there; ``None`` for the method of the class.
+    """
+
+    own: Any = None
+
+    def method(self, part: Any, name: str) -> Any:
+        """The method as it would be without this."""
+        return getattr(type(part), name).__get__(part) if self.own is None else self.own
+
+
+def stand_in(part: nn.Module, name: str, made: StandIn) -> None:
+    """Put a stand-in in the place of an attribute of a model, or of the stand-in that is there."""
+    there = part.__dict__.get(name)
+    made.own = there.own if isinstance(there, StandIn) else there
+    part.__dict__[name] = made
+
+
+def give_back(model: nn.Module) -> None:
+    """Take all stand-ins off a model, and give it back what they stood for."""
+    for part in model.modules():
+        for name, there in [*part.__dict__.items()]:
+            if isinstance(there, StandIn):
+                del part.__dict__[name]
+                if there.own is not None:
+                    part.__dict__[name] = there.own
+        getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
+
+
+class _Refusing(StandIn):
     """Stands for a method of a model that replaces a layer while a method is on it.
 
     transformers makes a new, plain layer for a table that is not tied. The method would be lost in
@@ -41,14 +73,14 @@ class _Refusing:
         raise UnsupportedError(wanted, self.name, f"{OFF_FIRST} Or do this before it is put on.")
 
 
-class _StaysTied:
+class _StaysTied(StandIn):
     """Stands for ``tie_weights``: layers that share a table are tied as long as it is there."""
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
 
-class _Saving:
+class _Saving(StandIn):
     """Stands for ``save_pretrained``: what is saved loads in plain transformers, tied as it is.
 
     The file has the plain weights beside the entries of a table, and the model's settings say which
@@ -60,8 +92,9 @@ class _Saving:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self.model
-        save = type(model).save_pretrained.__get__(model)
-        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        by_class, save = type(model).save_pretrained.__get__(model), self.method(model, _SAVES)
+        arguments = inspect.signature(by_class).bind(*args, **kwargs).arguments
+        folder = arguments.pop(next(iter(arguments)))  # which has any name in a user's own method
         more = arguments.pop("kwargs", {})
         state, splits = arguments.get("state_dict"), is_split(model)
         record = record_of(model)
@@ -77,7 +110,7 @@ class _Saving:
         saved = None
         if state or not splits:  # the first worker writes what all have put together
             with _named_by_layers(model, plain if is_of_peft(model) else {}):
-                saved = save(**{**arguments, "state_dict": state}, **more)
+                saved = save(folder, **{**arguments, "state_dict": state}, **more)
         if splits:
             torch.distributed.barrier()
         return saved
@@ -162,17 +195,8 @@ def keep_layers(model: nn.Module, tied: bool = False) -> None:
     for part in model.modules():
         for name in _REPLACING:
             if callable(getattr(type(part), name, None)):
-                part.__dict__[name] = _Refusing(name)
+                stand_in(part, name, _Refusing(name))
         if tied and callable(getattr(type(part), _TIES, None)):
-            part.__dict__[_TIES] = _StaysTied()
+            stand_in(part, _TIES, _StaysTied())
         if callable(getattr(type(part), _SAVES, None)):
-            part.__dict__[_SAVES] = _Saving(part)
-
-
-def let_replace(model: nn.Module) -> None:
-    """Undo :func:`keep_layers`."""
-    for part in model.modules():
-        for name in (*_REPLACING, _TIES, _SAVES):
-            if isinstance(part.__dict__.get(name), (_Refusing, _StaysTied, _Saving)):
-                del part.__dict__[name]
-        getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
+            stand_in(part, _SAVES, _Saving(part))

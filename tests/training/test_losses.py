@@ -338,6 +338,26 @@ def test_a_wrapper_around_the_forward_pass_outlives_the_loss(transformers):
     torch.testing.assert_close(model(**given).loss, own)
 
 
+@pytest.mark.parametrize("first", [fused_loss_, weight_norm_])
+def test_methods_of_the_model_alone_are_called_and_come_back(transformers, tmp_path, first):
+    """They were those of the class, from then on."""
+    model, calls = build(transformers, "t5"), []
+    own = {"save_pretrained": lambda *args, **kwargs: calls.append((args, {*kwargs}))}
+    own["get_output_embeddings"] = lambda: model.lm_head
+    own["forward"] = functools.partial(type(model).forward, model)
+    own["_loss_function"] = lambda logits, labels, **_: logits.sum()
+    for name in ("tie_weights", "resize_token_embeddings", "set_output_embeddings"):
+        own[name] = functools.partial(getattr(type(model), name), model)
+    model.__dict__.update(own)
+    for method in (first, fused_loss_):
+        method(model)
+        model.save_pretrained(tmp_path)
+        assert calls.pop() == ((tmp_path,), {"state_dict"})
+        assert model.get_output_embeddings() is model.lm_head
+    plain_(model)
+    assert {name: model.__dict__.get(name) for name in own} == own
+
+
 def test_labels_that_the_loss_cannot_take(transformers):
     model = build(transformers)
     loss = fused_loss_(model)
