@@ -8,6 +8,8 @@ which training goes on exactly.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
 from pathlib import Path
@@ -44,7 +46,8 @@ def restore_(
 
     Args:
         model: loaded, and changed in place. Make the optimiser afterwards.
-        folder: where it was saved; ``None`` takes the one that it was loaded from.
+        folder: where it was saved; ``None`` takes the one that it was loaded from, for a model of
+            the hub that into which it was downloaded.
         **options: of :class:`TokenLoss`, where the model has a mixture or a soft cap.
 
     Returns:
@@ -215,11 +218,19 @@ def _check_unchanged(model: nn.Module, entries: Mapping[str, Tensor]) -> None:
 
 
 def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
-    path = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
-    if not os.path.isfile(path / "config.json"):
-        wanted, there = "the `folder` of the saved model, for restore_", "no config.json"
-        raise ConfigurationError(wanted, f"{str(path)!r} with {there}", _AS_SAVED)
-    return path
+    name = str(getattr(config, "_name_or_path", "") if folder is None else folder)
+    if os.path.isfile(Path(name) / "config.json"):
+        return Path(name)
+    if folder is None:
+        with contextlib.suppress(ImportError, OSError, ValueError):  # no name, or not downloaded
+            cached_file = importlib.import_module("transformers.utils").cached_file
+            options = {"revision": getattr(config, "_commit_hash", None), "local_files_only": True}
+            return Path(cached_file(name, "config.json", **options)).parent
+    raise ConfigurationError(
+        "the `folder` of the saved model, for restore_",
+        f"{name!r} with no config.json",
+        f"{_AS_SAVED} Of a model of the hub, huggingface_hub.snapshot_download(name) returns it.",
+    )
 
 
 def _entries(folder: Path) -> Mapping[str, Tensor]:

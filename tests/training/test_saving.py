@@ -257,6 +257,27 @@ def test_parts_of_an_earlier_save_are_not_taken_for_the_model(transformers, tmp_
         restore_(again, tmp_path / "parts")
 
 
+def test_a_model_of_the_hub_is_found_where_it_was_downloaded(transformers, tmp_path, monkeypatch):
+    """Its name was taken for a folder."""
+    model = build(transformers)
+    weight_norm_(model)
+    commit = "0" * 40
+    downloaded = tmp_path / "models--user--name"
+    model.save_pretrained(downloaded / "snapshots" / commit)
+    (downloaded / "refs").mkdir()
+    (downloaded / "refs" / "main").write_text(commit)
+    for module in ("transformers.utils.hub", "huggingface_hub.constants"):
+        for name in ("TRANSFORMERS_CACHE", "HF_HUB_CACHE"):
+            monkeypatch.setattr(f"{module}.{name}", str(tmp_path), raising=False)
+    loaded = type(model).from_pretrained("user/name", local_files_only=True)
+    restore_(loaded)
+    torch.testing.assert_close(loaded.lm_head.used_table.g, model.lm_head.used_table.g)
+    loaded = type(model).from_pretrained("user/name", local_files_only=True)
+    shutil.rmtree(downloaded)
+    with pytest.raises(ConfigurationError, match=r"snapshot_download\(name\)"):
+        restore_(loaded)
+
+
 def test_settings_of_another_kind_are_warned_of():
     class Model(nn.Module):
         config = None
