@@ -141,6 +141,7 @@ class SpectrumControl:
         self._checked, self.updates = False, 0
         self._left: Optional[float] = None  # the table's norm after the latest change
         self._has_warned = False
+        self._sees_gradients = False  # of the optimiser that it follows, after a step
         self._rates: Optional[Tuple[float, float]] = None  # the first one and the highest so far
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
@@ -236,7 +237,8 @@ class SpectrumControl:
             control = SpectrumControl(model)
             control.follow(optimizer)
 
-        A step that is skipped, as by a ``GradScaler``, counts for nothing, and an optimiser is
+        A step that is skipped, as by a ``GradScaler``, or for lack of any gradient, as where
+        Lightning's ``training_step`` returns ``None``, counts for nothing, and an optimiser is
         followed once however often this is called. The share of the highest rate is that of
         :func:`share_of_rate`. A copy of this control follows none until this is called, since
         copies of optimisers call nobody either.
@@ -272,7 +274,16 @@ class SpectrumControl:
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         # Fused optimisers are told by the scaler that they shall leave the parameters alone.
         found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is None or not bool(found_inf):
+        if found_inf is not None and bool(found_inf):
+            return
+        # Some optimisers drop gradients before this, and some need none; the others took no step.
+        has_gradients = any(
+            parameter.grad is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+        self._sees_gradients = self._sees_gradients or has_gradients
+        if has_gradients or not self._sees_gradients:
             self.step(share_of_rate(self, optimizer))
 
     def state_dict(self) -> Dict[str, Any]:

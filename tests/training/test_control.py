@@ -367,6 +367,31 @@ def test_a_control_follows_the_steps_that_are_taken_once_each(fused):
         assert torch.equal(model.lm_head.weight, before) == (updates == 0)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_step_without_gradients_counts_where_the_optimiser_drops_them(drops):
+    """Lightning lets the optimiser take one where training_step returns None."""
+
+    class Plain(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.data.sub_(0.1 * parameter.grad)
+                parameter.grad = None if drops else parameter.grad
+
+    model = Straight()
+    optimizer = Plain(model.parameters(), {"lr": 0.1})
+    control = SpectrumControl(model).follow(optimizer)
+    for with_loss, updates in ((True, 1), (False, 2 if drops else 1), (True, 3 if drops else 2)):
+        optimizer.zero_grad(set_to_none=True)
+        if with_loss:
+            model(torch.arange(8)).mean().backward()
+        optimizer.step()
+        assert control.updates == updates
+
+
 def test_a_control_that_could_not_be_bound_has_no_model():
     model, other = Straight(), Straight()
     model.lm_head.weight.requires_grad_(False)
