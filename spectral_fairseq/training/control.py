@@ -142,6 +142,7 @@ class SpectrumControl:
         self._left: Optional[float] = None  # the table's norm after the latest change
         self._has_warned = False
         self._sees_gradients = False  # of the optimiser that it follows, after a step
+        self._has_begun = False  # whether that one is in a step that was not counted yet
         self._rates: Optional[Tuple[float, float]] = None  # the first one and the highest so far
 
     def _bound_model(self) -> Union[nn.Module, Tensor]:
@@ -262,6 +263,7 @@ class SpectrumControl:
         followers = _FOLLOWERS.setdefault(optimizer, WeakSet())
         if self not in followers:
             followers.add(self)
+            optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._after_step)
         return self
 
@@ -271,7 +273,14 @@ class SpectrumControl:
         is_of_torch = isinstance(optimizer, torch.optim.Optimizer)
         return is_of_torch and self in _FOLLOWERS.get(optimizer, ())
 
+    def _before_step(self, *_: Any) -> None:
+        self._has_begun = True
+
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        # torch tells of a step twice where a class's step calls that of the class above it.
+        if not self._has_begun:
+            return
+        self._has_begun = False
         # Fused optimisers are told by the scaler that they shall leave the parameters alone.
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

@@ -16,6 +16,9 @@ from tests.reference import spectra as reference
 from tests.training.models import LAYOUTS, Straight, build
 from tests.workers import on_two_workers
 
+NEEDS_HOOKS = pytest.mark.skipif(
+    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
+)
 PRIOR = {"exponential": lambda k: math.exp(-0.0005 * k), "polynomial": lambda k: k**-0.5}
 
 
@@ -282,9 +285,7 @@ def _trained(optimizer, model, updates, accelerator=None, after=lambda: None):
         after()
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
-)
+@NEEDS_HOOKS
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_control_follows_an_optimiser(prepared):
     """In two lines: the same as a call of step after each of its steps."""
@@ -320,9 +321,7 @@ def test_a_control_follows_an_optimiser(prepared):
         SpectrumControl().step()
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
-)
+@NEEDS_HOOKS
 def test_a_state_of_accelerate_has_that_of_a_control(tmp_path):
     """With ``register_for_checkpointing``, a resumed training equals one that went on."""
     made = []
@@ -342,6 +341,24 @@ def test_a_state_of_accelerate_has_that_of_a_control(tmp_path):
         _trained(optimizer, model, 4, accelerator)
         made.append(model.lm_head.weight.detach())
     assert torch.equal(*made)
+
+
+@NEEDS_HOOKS
+def test_the_step_of_a_subclass_counts_once():
+    """torch tells of it twice where the class above was made before."""
+
+    class Ours(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    layer = nn.Linear(3, 7)
+    torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer = Ours(layer.parameters(), lr=0.1)
+    control = SpectrumControl(layer).follow(optimizer)
+    for updates in (1, 2):
+        layer(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        assert control.updates == updates
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -367,9 +384,7 @@ def test_a_control_follows_the_steps_that_are_taken_once_each(fused):
         assert torch.equal(model.lm_head.weight, before) == (updates == 0)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="needs torch 2.0"
-)
+@NEEDS_HOOKS
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_step_without_gradients_counts_where_the_optimiser_drops_them(drops):
     """Lightning lets the optimiser take one where training_step returns None."""
