@@ -143,7 +143,8 @@ class PerDevice:
     def on(self, device: torch.device) -> Tensor:
         """The constant on ``device``."""
         if device not in self._copies:
-            self._copies[device] = next(iter(self._copies.values())).to(device)
+            with torch.inference_mode(False):  # a penalty may be evaluated before it is trained
+                self._copies[device] = next(iter(self._copies.values())).to(device)
         return self._copies[device]
 
 
