@@ -200,14 +200,19 @@ class Plan:
             self._seeds("D, as long", longer, SEEDS[:3], "equal time")
 
     def _time_of_both(self) -> float:
-        """Processor time of an update of MW over that of D: the median over the seeds."""
+        """Processor time of an update of MW over that of D: the median over the seeds.
 
-        def seconds(one: Training) -> float:
-            found = self.records[one.name]
-            return float(found["processor_seconds"]) / one.updates
-
-        pairs = zip(self.arms["MW"], self.arms["D"])
-        return statistics.median(seconds(both) / seconds(plain) for both, plain in pairs)
+        A record of an interrupted training may lack its time.
+        """
+        pairs = [
+            (self.records[both.name], self.records[plain.name])
+            for both, plain in zip(self.arms["MW"], self.arms["D"])
+        ]
+        return statistics.median(
+            float(both["processor_seconds"]) / float(plain["processor_seconds"])
+            for both, plain in pairs
+            if "processor_seconds" in both and "processor_seconds" in plain
+        )
 
     def results(self) -> tables.Results:
         """The figures of the recorded seeds of each compared arm."""
@@ -257,6 +262,7 @@ def arms_table(records: Sequence[Record]) -> str:
     rows = []
     for one in records:
         tests = [f"{test['bleu']:.2f}" for test in one["tests"].values()]
+        # Unknown of a training of which a part was killed.
         hours = one.get("processor_seconds", 0) / 3600
         rows.append(
             [

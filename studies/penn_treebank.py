@@ -114,7 +114,7 @@ class PennRun(TrainingRun):
         # An interrupted epoch may have been validated twice; the latest is the one that goes on.
         validated = {
             int(figures["epoch"]): figures
-            for kind, figures in log_records(self.folder / "train.log")
+            for kind, figures in log_records(self.log)
             if kind == "valid"
         }
         found = []
@@ -226,7 +226,7 @@ def trainings_table(recorded: Sequence[Dict[str, Any]]) -> str:
             str(one["epoch"]),
             f"{one['valid_ppl']:.2f}",
             f"{one['test_ppl']:.2f}",
-            f"{one['processor_seconds'] / 3600:.1f}",
+            f"{one['processor_seconds'] / 3600:.1f}" if "processor_seconds" in one else "",
             machine(flat(one)) or "",
         ]
         for one in recorded

@@ -16,7 +16,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.float32_products import processor
 from studies.running import Job, Usage, json_document, no_progress
-from studies.training_log import TrainingProgress, read_training_log
+from studies.training_log import TrainingProgress, read_training_log, starts
 from studies.work_folder import WorkDir, write_json
 from studies.workers import Workers
 
@@ -122,6 +122,7 @@ class TrainingRun:
         self.flags = list(flags)
         self.best = folder / "checkpoints" / "checkpoint_best.pt"
         self.stamp = "train_" + "_".join(folder.relative_to(work.root).parts)
+        self.log, self._usage_file = folder / "train.log", folder / "usage.json"
 
     def is_trained(self) -> bool:
         """Whether training came to its end.
@@ -170,7 +171,7 @@ class TrainingRun:
         return Job(
             self.label,
             self.train_command,
-            self.folder / "train.log",
+            self.log,
             self.updates,
             " updates",
             TrainingProgress(),
@@ -178,20 +179,31 @@ class TrainingRun:
 
     def training_ended(self, usage: Usage) -> None:
         """Record memory and processor time over all interruptions, and the end of a training."""
-        before = self.usage_figures()
+        before = self._usage()
         peak = max(before.get("peak_bytes", 0), usage.peak_bytes)
         seconds = before.get("processor_seconds", 0.0) + usage.processor_seconds
+        ended = before.get("ended", 0) + 1
         write_json(
-            self.folder / "usage.json",
-            {"peak_bytes": peak, "processor_seconds": round(seconds, 1)},
+            self._usage_file,
+            {"peak_bytes": peak, "processor_seconds": round(seconds, 1), "ended": ended},
         )
         if usage.exit_status == 0:
             self.work.mark_done(self.stamp, {})
 
     def usage_figures(self) -> Dict[str, Any]:
-        """Peak memory and processor time so far; empty for a training that ended unseen."""
-        path = self.folder / "usage.json"
+        """Peak memory and processor time so far; empty if a part of the training ended unseen."""
+        figures = self._usage()
+        ended = figures.pop("ended", 0)
+        # The log tells of each start, and what a killed run had begun was not measured.
+        return figures if ended >= starts(self.log_text()) else {}
+
+    def _usage(self) -> Dict[str, Any]:
+        path = self._usage_file
         return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+    def log_text(self) -> str:
+        """What fairseq-train has written; empty before it began."""
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
     def analysis(self) -> Job:
         """The job that measures the table of the best checkpoint."""
@@ -200,7 +212,7 @@ class TrainingRun:
 
     def training_figures(self) -> Dict[str, Any]:
         """Figures of the training."""
-        log = read_training_log(self.folder / "train.log", self.best_metric)
+        log = read_training_log(self.log, self.best_metric)
         return {**log, **self.usage_figures()}
 
     def figures(self) -> Dict[str, Any]:

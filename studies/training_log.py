@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from spectral_fairseq.errors import DataError
 
 _RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
+_START = re.compile(r"\| INFO \| fairseq_cli\.train \| training on \d+ devices")
 
 
 def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
@@ -27,6 +28,11 @@ def log_records(path: Path) -> List[Tuple[str, Dict[str, Any]]]:
     """All (kind, figures) of a log, in their order."""
     lines = path.read_text("utf-8", "replace").split("\n")
     return [record for record in map(log_record, lines) if record is not None]
+
+
+def starts(text: str) -> int:
+    """How often a training was started or resumed, by the text of its log."""
+    return len(_START.findall(text))
 
 
 class TrainingProgress:

@@ -114,25 +114,21 @@ class StudyRun(TrainingRun):
 
     def _ended_unseen(self) -> bool:
         """Whether fairseq came to its end, though the run that had started it did not see it."""
-        return "| done training in " in self._log()
+        return "| done training in " in self.log_text()
 
     def diverged(self) -> bool:
         """Whether training ended because the loss or its gradient was infinite or NaN."""
-        return "\nFloatingPointError" in self._log()
+        return "\nFloatingPointError" in self.log_text()
 
     def times_resumed(self) -> int:
         """How often training was resumed from a checkpoint."""
-        return self._log().count("| Loaded checkpoint ")
-
-    def _log(self) -> str:
-        path = self.folder / "train.log"
-        return path.read_text("utf-8", "replace") if path.exists() else ""
+        return self.log_text().count("| Loaded checkpoint ")
 
     def curve(self) -> List[List[float]]:
         """Validation loss in bits: pairs of the number of updates and the loss."""
         points = {
             int(record["valid_num_updates"]): float(record["valid_nll_loss"])
-            for kind, record in log_records(self.folder / "train.log")
+            for kind, record in log_records(self.log)
             if kind == "valid"
         }
         return [[update, points[update]] for update in sorted(points)]

@@ -86,6 +86,7 @@ def test_plain_takes_as_long_as_muon_with_the_initialisation():
     for name, one in records.items():
         if name.startswith("muon_wn_init"):
             one["processor_seconds"] *= 1.3
+    del records[Plan(records).arms["D"][0].name]["processor_seconds"]  # it was interrupted
     longer = Plan(records).steps["equal time"]
     assert len(longer) == 3 and {one.updates for one in longer} == {62 * round(1.3 * UPDATES / 62)}
 

@@ -192,6 +192,16 @@ def test_time_and_memory_count_over_interruptions(tmp_path):
     assert run.usage_figures() == {"peak_bytes": 5, "processor_seconds": 3.5}
 
 
+def test_a_part_of_a_training_that_nobody_saw_end_makes_its_time_unknown(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    run = training.TrainingRun("one", WorkDir(tmp_path), folder, [], tmp_path, 1, 1, [])
+    start = "2026-01-01 | INFO | fairseq_cli.train | training on 1 devices (GPUs/TPUs)\n"
+    (folder / "train.log").write_text(2 * start)
+    run.training_ended(running.Usage(0, peak_bytes=3, processor_seconds=1.5))
+    assert run.usage_figures() == {}
+
+
 def test_a_recipe_that_was_changed_is_not_taken_for_the_old_one(tmp_path):
     def keep(*flags):
         folder = tmp_path / "one"
