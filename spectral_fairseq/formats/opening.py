@@ -51,7 +51,8 @@ def open_model(path: Union[str, Path]) -> Stored:
     files = files_of(file, there, named=not os.path.isdir(path))
     noted = [Noted.of(one) for one in files.paths]
     forms = [_format_of(one) for one in files.paths]
-    stored = joined(files, [_read(form, one) for form, one in zip(forms, files.paths)])
+    read = [_read(form, one) for form, one in zip(forms, files.paths)]
+    stored = joined(files, read)
     by_name = file.name in WEIGHTS or PART.fullmatch(file.name) is not None
     has_neighbours = by_name or bool(files.weight_map) or forms[0].has_neighbours
     if has_neighbours and not stored.training:

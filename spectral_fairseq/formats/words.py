@@ -233,19 +233,11 @@ def _numbered(lines: Sequence[str]) -> Optional[List[Row]]:
     return None
 
 
-def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
+def fitted(words: WordList, rows: int) -> WordList:
     """The words that have a row, with fillers for the rows that a table has beyond them.
 
     Tokens may have been added to a vocabulary for which the model has no rows.
-
-    Raises:
-        DataError: far more words than rows, or far fewer.
     """
-    fillers = rows - len(words.symbols)
-    most = max(_MOST_FILLERS, rows // _ROWS_FOR_A_FILLER) if fillers > 0 else _MOST_FILLERS
-    if abs(fillers) > min(most, rows // 2):
-        found = f"{len(words.symbols)} words in {words.path}"
-        raise other_rows(rows, f"{table} in {model}", found)
     beyond = range(min(rows, len(words.symbols)), rows)
     return replace(
         words,
@@ -253,6 +245,16 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
         counts=words.counts[:rows] + [0] * len(beyond),
         no_words=[*(row for row in words.uncounted_rows() if row < rows), *beyond],
     )
+
+
+def _too_different(words: WordList, lines: Optional[int], rows: int) -> str:
+    """What was found of words that cannot be those of so many rows; empty of those that can be."""
+    count = len(words.symbols)
+    # Nothing tells which of fairseq's symbols have rows of their own.
+    if lines is not None and count > rows:
+        return f"{lines} words in {words.path}, after fairseq's {count - lines} symbols"
+    most = max(_MOST_FILLERS, rows // _ROWS_FOR_A_FILLER) if rows > count else _MOST_FILLERS
+    return f"{count} words in {words.path}" if abs(rows - count) > min(most, rows // 2) else ""
 
 
 def words_by_row(path: Path, rows: Iterable[Row]) -> WordList:
@@ -429,11 +431,10 @@ def _fitted_and_remark(
     words, lines = _read(path, rows)
     if lines == rows:
         return words, f"{where}; a row for each line"
-    extra = len(words.symbols) - rows
-    # Nothing tells which of fairseq's symbols have rows of their own.
-    if lines is not None and extra > 0:
-        found = f"{lines} words in {path}, after fairseq's {len(words.symbols) - lines} symbols"
+    found = _too_different(words, lines, rows)
+    if found:
         raise other_rows(rows, f"{table} in {model}", found)
+    extra = len(words.symbols) - rows
     if extra == 1 and words.symbols[0] == "row 0":
         left_out = [row - 1 for row in words.uncounted_rows() if row > 0]
         words = replace(
@@ -441,4 +442,4 @@ def _fitted_and_remark(
         )
         return words, f"{where}; its rows are counted from 1"
     remark = f"{where}; words without a row: {extra}" if extra > 0 else where
-    return fitted(words, rows, table, model), remark
+    return fitted(words, rows), remark

@@ -287,29 +287,36 @@ def test_unusable_files(content, tmp_path):
         read_vocabulary(tmp_path / "vocab.json")
 
 
-def test_fillers():
-    words = WordList("vocab.json", ["a", "b", "<pad>"], [5, 4, 0], [2])
-    larger = fitted(words, 5, "wte", "model")
+def given(path, rows):
+    """The words of a table of so many rows, by the file that is given for it."""
+    return vocabularies.words_of(Stored("model", {}), "wte", rows, path)[0]
+
+
+def test_fillers(tmp_path):
+    path = tmp_path / "vocab.json"
+    path.write_text('{"a": 0, "b": 1, "<pad>": 2}')
+    larger = given(path, 5)
     assert larger.symbols == ["a", "b", "<pad>", "row 3", "row 4"]
-    assert larger.counts == [5, 4, 0, 0, 0] and larger.uncounted_rows() == [2, 3, 4]
+    assert larger.counts == [0] * 5 and larger.uncounted_rows() == [2, 3, 4]
     for rows in (1, 7, 3000):
-        with pytest.raises(DataError, match=f"the {rows} rows of wte.*3 words"):
-            fitted(words, rows, "wte", "model")
+        with pytest.raises(DataError, match=f"the {rows} rows of wte in model.*3 words"):
+            given(path, rows)
 
 
 @pytest.mark.parametrize("count, rows", [(100_015, 102_400), (200_019, 201_088)])
-def test_a_large_table_has_more_fillers(count, rows):
+def test_a_large_table_has_more_fillers(count, rows, tmp_path):
     """The sizes of DeepSeek-V2 and of gpt-oss, and their tokenizers'."""
-    words = WordList("tokenizer.json", [f"t{row}" for row in range(count)], [0] * count, [])
-    assert fitted(words, rows, "lm_head", "model").uncounted_rows() == [*range(count, rows)]
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps({f"t{row}": row for row in range(count)}))
+    assert given(path, rows).uncounted_rows() == [*range(count, rows)]
     for other in (rows + rows // 10, rows - rows // 10):
         with pytest.raises(DataError, match=f"the {other} rows"):
-            fitted(words, other, "lm_head", "model")
+            given(path, other)
 
 
 def test_tokens_without_a_row_are_left_out():
     words = WordList("tokenizer.json", ["<pad>", "a", "b", "c", "<image>"], [0, 4, 3, 2, 0], [0, 4])
-    smaller = fitted(words, 4, "wte", "model")
+    smaller = fitted(words, 4)
     assert smaller.symbols == ["<pad>", "a", "b", "c"] and smaller.counts == [0, 4, 3, 2]
     assert smaller.uncounted_rows() == [0]
 
