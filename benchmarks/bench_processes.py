@@ -9,7 +9,8 @@ Every training is a process of its own on random words, and validates once. A tu
 fairseq, without the plugin, and then each method; the next turn runs them backwards. Ratios are
 formed turn by turn, from the mean time of the updates between the first and the last, on the clock
 and of the processor: on a shared machine, with one thread, the latter scatters less. Finished runs
-lie in DIR, and the same command goes on from there. With ``--peers``, the Python of an environment
+lie in DIR, and the same command goes on from there; runs with other flags, threads, torch, commit
+or processor stand beside them. With ``--peers``, the Python of an environment
 that has transformers, joeynmt and eole, their models take part in translation (peer_training.py).
 """
 
@@ -31,7 +32,16 @@ from fairseq.data import indexed_dataset
 
 import spectral_fairseq
 from benchmarks.bench_step import vocabulary
-from benchmarks.harness import KEEP_FREED_MEMORY, commit, positive, print_result, print_table
+from benchmarks.harness import (
+    KEEP_FREED_MEMORY,
+    commit,
+    positive,
+    print_result,
+    print_table,
+    whole_records,
+)
+from spectral_fairseq.files import making_folder, replacing
+from spectral_fairseq.functional.processor import processor
 
 PACKAGE = os.path.dirname(os.path.abspath(spectral_fairseq.__file__))
 
@@ -114,8 +124,7 @@ COMMON = (
 
 
 def write_data(folder: Path, shape: Shape) -> None:
-    """Binarised random words: a training set for all updates and a batch of validation."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Binarised random words, in a folder: a training set for all updates, a batch to validate."""
     dictionary = vocabulary(shape.words)
     translates = "translation" in shape.flags
     names = [f".de-en.{side}" for side in ("de", "en")] if translates else [""]
@@ -179,6 +188,18 @@ def peer_command(python: Path, shape: Shape, peer: str) -> List[str]:
     return [str(python), script, peer, *flags]
 
 
+def conditions(args: argparse.Namespace) -> Dict[str, Any]:
+    """What a run shares with those that it is compared with, beside its shape."""
+    return {
+        "ours": args.ours,
+        "kept": args.keep_freed_memory,
+        "commit": commit(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "processor": processor().name,
+    }
+
+
 def measure(arguments: List[str], keep_freed_memory: bool) -> Dict[str, Any]:
     """Run a training; its seconds and MiB."""
     environment = {**os.environ, **(KEEP_FREED_MEMORY if keep_freed_memory else {})}
@@ -230,18 +251,19 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, metavar="PYTHON")
     parser.add_argument("--work-dir", type=Path, default=Path("build/bench_processes"))
     args = parser.parse_args()
-    results = {}
+    args.work_dir.mkdir(parents=True, exist_ok=True)
+    results, what = {}, conditions(args)
     for name in args.shape:
         shape = SHAPES[name]
         peers = PEERS if args.peers and shape.arch == "transformer_iwslt_de_en" else ()
         shape = shape._replace(updates=args.updates or shape.updates)
         folder = args.work_dir.absolute() / f"{name}-{shape.updates}"
         if not folder.exists():
-            write_data(folder, shape)
-        what = {"ours": args.ours, "kept": args.keep_freed_memory, "commit": commit()}
+            with making_folder(folder) as partial:
+                write_data(partial, shape)
         log = args.work_dir / f"{name}-{shape.updates}.jsonl"
-        earlier = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
-        runs = [run for run in earlier if all(run[key] == what[key] for key in what)]
+        recorded = whole_records(log)
+        runs = [run for run in recorded if all(run.get(key) == what[key] for key in what)]
         done = {(run["method"], run["turn"]) for run in runs}
         print(f"{name}: {shape.what}; {shape.updates} updates a process", flush=True)
         for turn in range(args.pairs):
@@ -255,8 +277,9 @@ def main() -> None:
                     argv = command(shape, method, folder, args.ours)
                 found = measure(argv, args.keep_freed_memory)
                 runs.append({"method": method, "turn": turn, **what, **found})
-                with log.open("a") as file:
-                    file.write(json.dumps(runs[-1]) + "\n")
+                recorded.append(runs[-1])
+                with replacing(log) as whole:
+                    whole.write_text("".join(f"{json.dumps(run)}\n" for run in recorded), "utf-8")
         results[name] = summary(runs, [*args.methods, *peers])
         print_table(
             [
@@ -271,9 +294,7 @@ def main() -> None:
                 for row in results[name]
             ]
         )
-    print_result(
-        "processes", ours=args.ours, kept=args.keep_freed_memory, commit=commit(), results=results
-    )
+    print_result("processes", **what, results=results)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,17 @@ def gpu() -> Dict[str, Any]:
     }
 
 
+def clock() -> float:
+    """Seconds of the processor with one thread; with several, which wait busily, of the clock."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def whole_records(path: Path) -> List[Dict[str, Any]]:
+    """The JSON object of each line; a last one that was cut off is left out, as is no file."""
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def commit() -> str:
     """The commit of this clone, with ``-dirty`` if files have been changed; empty outside one."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
@@ -145,9 +156,9 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def print_result(benchmark: str, **figures: Any) -> None:
-    """Print the figures with the versions they were measured on, as one JSON object on one line."""
-    versions = {
+def versions() -> Dict[str, Any]:
+    """What figures are measured on."""
+    return {
         "spectral_fairseq": spectral_fairseq.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -155,4 +166,8 @@ def print_result(benchmark: str, **figures: Any) -> None:
         "threads": torch.get_num_threads(),
         **gpu(),
     }
-    print(json.dumps({"benchmark": benchmark, **figures, "versions": versions}))
+
+
+def print_result(benchmark: str, **figures: Any) -> None:
+    """Print the figures with the versions they were measured on, as one JSON object on one line."""
+    print(json.dumps({"benchmark": benchmark, **figures, "versions": versions()}))

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
+from benchmarks.harness import whole_records
 from spectral_fairseq.provenance import versions
 from studies.fuzz import data, files, forks, kills, training
 from studies.work_folder import write_text
@@ -79,11 +80,8 @@ def next_cases(lines: Sequence[Dict[str, Any]]) -> Iterator[Tuple[str, int]]:
 
 def lines_of(record: Path) -> List[Dict[str, Any]]:
     """The lines of a record, the last one of each case; one that was cut off is left out."""
-    if not record.exists():
-        return []
-    lines = record.read_text("utf-8").splitlines(keepends=True)
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    return list({(line["kind"], line["number"]): line for line in whole}.values())
+    lines = whole_records(record)
+    return list({(line["kind"], line["number"]): line for line in lines}.values())
 
 
 def kept(line: Dict[str, Any]) -> Dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,58 @@ def test_processes(figures, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench_processes, "measure", not_again)
     assert figures(bench_processes, *command)["results"]["tiny"] == [plain, cosine]
+
+
+@pytest.fixture
+def processes(figures, monkeypatch, tmp_path):
+    """Run the benchmark with runs that take no time; returns which ones were run."""
+    found = {"seconds": [1.0], "processor_seconds": [1.0], "mib": 1.0}
+
+    def run(*flags):
+        ran = []
+        monkeypatch.setattr(bench_processes, "measure", lambda argv, _: ran.append(argv) or found)
+        command = ["--shape", "tiny", "--pairs", 1, "--methods", "cosine", *flags]
+        figures(bench_processes, *command, "--work-dir", tmp_path / "work")
+        return ran
+
+    return run
+
+
+def test_runs_of_other_conditions_are_not_taken_for_finished_ones(processes, monkeypatch):
+    assert len(processes()) == 2 and not processes()
+    before = bench_processes.conditions
+
+    def changed(key):
+        return lambda args: {**before(args), key: "another"}
+
+    for key in ("threads", "torch", "processor", "commit", "ours", "kept"):
+        monkeypatch.setattr(bench_processes, "conditions", changed(key))
+        assert len(processes()) == 2 and not processes()
+
+
+def test_a_run_whose_line_was_cut_off_is_repeated(processes, tmp_path):
+    processes()
+    record = tmp_path / "work" / "tiny-2.jsonl"
+    record.write_text(record.read_text()[:-5])
+    assert len(processes()) == 1 and not processes()
+    assert [run["method"] for run in harness.whole_records(record)] == ["plain", "cosine"]
+
+
+def test_data_whose_writing_was_stopped_are_written_anew(processes, tmp_path, monkeypatch):
+    with monkeypatch.context() as changed:
+        changed.setattr(bench_processes.torch, "randint", None)
+        with pytest.raises(TypeError):
+            processes()
+    assert not list((tmp_path / "work").iterdir())
+    processes()
+    assert (tmp_path / "work" / "tiny-2" / "valid.de-en.en.idx").exists()
+
+
+def test_threads_that_wait_are_not_counted_as_work(monkeypatch):
+    """Of several threads those that wait are busy, so that the clock is read instead."""
+    for threads, fewest, most in ((1, 0, 0.02), (2, 0.05, 60)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert fewest <= bench_products.timed(lambda: time.sleep(0.05)) < most
 
 
 @pytest.mark.slow
