@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from typing import Any, Callable, Dict, List
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.harness import (
     PRECISIONS,
+    clock,
     extra_memory_mib,
     in_fresh_process,
     positive,
@@ -61,7 +61,6 @@ def made(size: str, dtype: torch.dtype, frozen: bool) -> List[Tensor]:
 
 def seconds(form: str, inputs: List[Tensor]) -> float:
     """Of a forward and a backward pass."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     inputs[0].grad = inputs[2].grad = None
     begun = clock()
     FORMS[form](*inputs).backward()

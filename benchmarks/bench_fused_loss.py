@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.bench_training import LOSSES, loss_of
-from benchmarks.harness import PRECISIONS, positive, print_result, print_table
+from benchmarks.harness import PRECISIONS, clock, positive, print_result, print_table
 from spectral_fairseq.functional.processor import processor
 
 SIZES = {"GPT-2": (50_257, 768), "Qwen": (151_936, 896)}
@@ -40,8 +40,6 @@ def times(words: int, width: int, tokens: int, precision: str, seconds: float) -
     losses = {
         kind: loss_of(kind, words, width, tokens, dtype=PRECISIONS[precision]) for kind in kinds()
     }
-    # Of several threads those that wait are busy waiting.
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     found: Dict[str, List[float]] = {kind: [] for kind in losses}
     ends = time.monotonic() + seconds
     for turn in range(MOST_TURNS + 1):

@@ -21,7 +21,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.harness import PRECISIONS, positive, print_result, print_table
+from benchmarks.harness import PRECISIONS, clock, positive, print_result, print_table
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 
 DIMS, WORDS, TOKENS = (64, 256, 1024), (4_000, 32_000, 267_735), (512, 2_048, 8_192)
@@ -51,8 +51,6 @@ def blockwise(features: Tensor, targets: Tensor, table: Tensor) -> Tensor:
 
 def step(form: Callable[..., Tensor], inputs: List[Tensor]) -> float:
     """Seconds of a forward and a backward pass, of the processor if there is one thread."""
-    # Of several threads those that wait are busy waiting.
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     features, _, table = inputs
     features.grad = table.grad = None
     begun = clock()

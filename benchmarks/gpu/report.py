@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-import torch
 from tabulate import tabulate
 
-import spectral_fairseq
-from benchmarks.harness import gpu
+from benchmarks.harness import commit, versions
 from spectral_fairseq.files import replacing
 
 
@@ -31,7 +27,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stage}.json"
         self.rows: List[Dict[str, Any]] = []
-        self.versions = versions()
+        self.versions = {"commit": commit(), **versions()}
         self._end = time.monotonic() + 60 * minutes
 
     @property
@@ -65,20 +61,6 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "spectral_fairseq" in f.filename] or frames
     return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
-
-
-def versions() -> Dict[str, Any]:
-    """What was measured on what."""
-    root = Path(spectral_fairseq.__file__).resolve().parents[1]
-    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True)
-    return {
-        "spectral_fairseq": spectral_fairseq.__version__,
-        "commit": commit.stdout.strip(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        **gpu(),
-    }
 
 
 def tables(folder: Path) -> str:
