@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor
@@ -35,14 +35,15 @@ from spectral_fairseq.functional.spectral_normalization_penalty import (
 )
 from spectral_fairseq.functional.weight_norm_penalty import weight_norm_penalty
 
-EXCLUDED = torch.tensor([1])
-PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {
-    "cosine": lambda w: cosine_penalty(w, EXCLUDED),
-    "weight norm": lambda w: 1e-3 * weight_norm_penalty(row_norms(w), 2.0, EXCLUDED),
-    "spectral normalisation": lambda w: spectral_normalization_penalty(
-        singular_values(w, EXCLUDED)
+# Of a table and the rows that are excluded, on its device.
+Penalty = Callable[[Tensor, Tensor], Tensor]
+PENALTIES: Dict[str, Penalty] = {
+    "cosine": cosine_penalty,
+    "weight norm": lambda w, excluded: 1e-3 * weight_norm_penalty(row_norms(w), 2.0, excluded),
+    "spectral normalisation": lambda w, excluded: spectral_normalization_penalty(
+        singular_values(w, excluded)
     ),
-    "D-optimal": lambda w: 1e-3 * d_optimal_penalty(singular_values(w, EXCLUDED)),
+    "D-optimal": lambda w, excluded: 1e-3 * d_optimal_penalty(singular_values(w, excluded)),
 }
 BUDGETS = {"cosine": 1.01, "weight norm": 1.01}
 
@@ -53,22 +54,23 @@ class PenalisedStep(Step):
     def __init__(self, shape: Dict[str, Any], device: str, precision: str) -> None:
         super().__init__(shape, "plain", device, precision)
         self.table = self.model.decoder.output_projection.weight
+        self.excluded = torch.tensor([1], device=device)
 
-    def run(self, penalty: Any = None) -> None:
+    def run(self, penalty: Optional[Penalty] = None) -> None:
         """Take one step, with a penalty if one is given."""
         self.optimiser.zero_grad()
         net_output = self.model(**self.sample["net_input"])
         loss, _ = self.criterion.compute_loss(self.model, net_output, self.sample)
         loss = loss / self.sample["ntokens"]
         if penalty is not None:
-            loss = loss + penalty(self.table.float())
+            loss = loss + penalty(self.table.float(), self.excluded)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
 
-    def alone(self, penalty: Callable[[Tensor], Tensor]) -> None:
+    def alone(self, penalty: Penalty) -> None:
         """The penalty's gradient, added to the one that the last step left."""
-        penalty(self.table.float()).backward()
+        penalty(self.table.float(), self.excluded).backward()
 
 
 def measure(name: str, repetitions: int, device: str, precision: str) -> List[Dict[str, Any]]:

@@ -305,6 +305,20 @@ def test_penalties(figures):
 
 
 @pytest.mark.slow
+def test_penalties_stay_on_the_device_of_the_table():
+    virtual = pytest.importorskip(
+        "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError
+    )
+    with virtual.virtual_cuda():
+        step = bench_penalties.PenalisedStep(bench_step.SHAPES["tiny"], "cuda", "fp32")
+        step.run()
+        for penalty in bench_penalties.PENALTIES.values():
+            step.run(penalty)
+            step.alone(penalty)
+        assert virtual.on_gpu(step.table.grad)
+
+
+@pytest.mark.slow
 def test_mixture(figures, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_mixture, "DIMENSION", 8)
     monkeypatch.setattr(bench_mixture, "WORDS", 40)
