@@ -130,11 +130,12 @@ class Samples:
         self.subwords = corpus.read_lines(data.subwords / f"test.{data.source}")
 
         def pieces(index: int) -> float:
-            return len(self.subwords[index].split()) / len(self.source[index].split())
+            return len(self.subwords[index].split()) / words[index]
 
         # Short ones of common words, which are in few pieces, wherever they stand.
-        short = [index for index, line in enumerate(self.source) if 5 <= len(line.split()) <= 9]
-        self.chosen = sorted(sorted(short or range(len(self.source)), key=pieces)[:SAMPLES])
+        words = {index: len(line.split()) for index, line in enumerate(self.source) if line.split()}
+        short = [index for index, count in words.items() if 5 <= count <= 9]
+        self.chosen = sorted(sorted(short or words, key=pieces)[:SAMPLES])
 
     def _log(self, updates: int) -> Path:
         return self.folder / f"after-{updates}.log"

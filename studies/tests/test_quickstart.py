@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,20 @@ def test_the_readme_has_the_figures_of_a_finished_quickstart():
         written, _, tolerance = FIGURES[name]
         for figures, value in zip(record["recipes"].values(), told):
             assert value == pytest.approx(written(figures), **tolerance), name
+
+
+def test_samples_are_not_chosen_among_empty_lines(tmp_path):
+    for folder in ("text", "subwords"):
+        (tmp_path / folder).mkdir()
+        for language in ("de", "en"):
+            lines = f"\n{' '.join(['wort'] * 12)}\n \n"
+            (tmp_path / folder / f"test.{language}").write_text(lines)
+    data = types.SimpleNamespace(
+        **{"work": WorkDir(tmp_path), "source": "de", "target": "en"},
+        **{"text": tmp_path / "text", "subwords": tmp_path / "subwords"},
+    )
+    run = types.SimpleNamespace(best=tmp_path / "best.pt")
+    assert quickstart.Samples(data, run, "cpu").chosen == [1]
 
 
 def test_missing_package_is_named(monkeypatch):
