@@ -1,5 +1,5 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
-# make quickstart-long  longer recipes, in twice the time
+# make quickstart-long  longer recipes, in two to three times the time
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
 # make test-studies  set up, then run the tests of the quickstart, the studies and the benchmarks

@@ -1,4 +1,4 @@
-"""A step with R-Drop and its alternatives against plain fairseq: time and peak memory.
+"""A step with R-Drop against plain fairseq: time and peak memory.
 
 Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt] [--sentences 128]
 

@@ -26,7 +26,7 @@ def find_command(name: str) -> str:
         raise ConfigurationError(
             f"the command {name}",
             f"none beside {sys.executable} and none on the PATH",
-            "Run `make setup`, and start the quickstart with .venv/bin/python.",
+            "Run `make setup`, and use .venv/bin/python.",
         )
     return found
 

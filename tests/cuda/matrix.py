@@ -1,7 +1,7 @@
 """What the tests on devices combine: models, criterions, precisions, and a training step of each.
 
 The virtual device (test_virtual_cuda.py) takes a covering part of the product, a real one
-(test_on_gpu.py, ``benchmarks/gpu.py parity``) all of it.
+(test_on_gpu.py, ``python -m benchmarks.gpu parity``) all of it.
 """
 
 from __future__ import annotations
