@@ -44,6 +44,32 @@ class InheritableLock(UnixFileLock):
         return descriptor
 
 
+@contextlib.contextmanager
+def alone_with(record: Path) -> Iterator[None]:
+    """Keep other runs from a record, of which this one writes what it has read and what it adds.
+
+    Raises:
+        ConfigurationError: another run has it.
+    """
+    record.parent.mkdir(parents=True, exist_ok=True)
+    lock = InheritableLock(record.with_suffix(".lock"), blocking=False)
+    with _held(lock, f"that writes {record}", "Wait for it to end."):
+        yield
+
+
+@contextlib.contextmanager
+def _held(lock: InheritableLock, other: str, remedy: str) -> Iterator[None]:
+    try:
+        lock.acquire()
+    except Timeout:
+        found = "one that holds its lock"
+        raise ConfigurationError(f"no other run {other}", found, remedy) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def check_settings(
     folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], flag: str = "--work-dir"
 ) -> None:
@@ -97,18 +123,8 @@ class WorkDir:
         if self.root.exists() and not self.root.is_dir():
             raise ConfigurationError(f"a folder {self.root}", "a file", "Give another --work-dir.")
         self.root.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire()
-        except Timeout:
-            raise ConfigurationError(
-                f"no other run in {self.root}",
-                "one that holds its lock",
-                "Wait for it to end, or give another --work-dir.",
-            ) from None
-        try:
+        with _held(self.lock, f"in {self.root}", "Wait for it to end, or give another --work-dir."):
             yield
-        finally:
-            self.lock.release()
 
     def keep_settings(
         self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from benchmarks.harness import whole_records
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.provenance import versions
 from studies.fuzz import data, files, forks, kills, training
-from studies.work_folder import write_text
+from studies.work_folder import alone_with, write_text
 from tests.conftest import PACKAGE, ROOT
 from tests.fork_server import ForkServer
 
@@ -177,8 +178,11 @@ def main() -> int:
     )
     parser.add_argument("--page", action="store_true", help="write the counts into the page")
     args = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        campaign(args.minutes, args.record, args.at_once)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), alone_with(args.record):
+            campaign(args.minutes, args.record, args.at_once)
+    except ConfigurationError as error:
+        parser.error(str(error))
     lines = lines_of(args.record)
     print(summary(lines))
     if args.page:

@@ -16,11 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Tuple
 
+from spectral_fairseq.errors import ConfigurationError
 from studies.matrix.cells import CELLS, EXISTING, NONE
 from studies.matrix.existing import Existing
 from studies.matrix.frameworks import FRAMEWORKS, HOST, Room
-from studies.matrix.page import read_record, write_record
+from studies.matrix.page import RECORD, read_record, write_record
 from studies.matrix.steps import SELECTIONS, Failure, Installation
+from studies.work_folder import alone_with
 from tests.conftest import ROOT
 
 
@@ -87,7 +89,7 @@ def forget(record: Dict[str, Any], name: str) -> None:
 
 
 def main() -> int:
-    """Read the command line; status 1 if anything failed in a chosen cell."""
+    """Read the command line, and :func:`run`."""
     parser = argparse.ArgumentParser(prog="python -m studies.matrix", description=__doc__)
     parser.add_argument(
         "cells", nargs="*", metavar="CELL", help=f"all unless given: {', '.join(CELLS)}"
@@ -112,7 +114,15 @@ def main() -> int:
     unknown = set(args.cells) - set(CELLS)
     if unknown:
         parser.error(f"expected cells among {', '.join(CELLS)}; found {', '.join(unknown)}")
+    try:
+        with alone_with(RECORD):
+            return run(args)
+    except ConfigurationError as error:
+        parser.error(str(error))
 
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is not in the record; status 1 if anything failed in a chosen cell."""
     chosen = args.cells or list(CELLS)
     folder = args.folder.resolve()
     upstream = args.upstream and args.upstream.resolve()

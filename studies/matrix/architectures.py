@@ -35,9 +35,10 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.provenance import versions
 from studies.matrix.page import PAGE
-from studies.work_folder import write_text
+from studies.work_folder import alone_with, write_text
 
 RECORD = Path(__file__).with_name("architectures.json")
 COMMANDS = ("train", "generate", "interactive", "validate")
@@ -504,6 +505,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--work-dir", type=Path, help="for data and checkpoints")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for each command")
     args = parser.parse_args(argv)
+    try:
+        with alone_with(RECORD):
+            return try_models(args)
+    except ConfigurationError as error:
+        parser.error(str(error))
+
+
+def try_models(args: argparse.Namespace) -> int:
+    """Try the models that are asked for; status 1 if one is worse with the plugin, or forgotten."""
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     for module in ("train", "generate", "interactive", "validate", "eval_lm"):
         importlib.import_module(f"fairseq_cli.{module}")  # once, before the forks

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import shutil
+import sys
 import threading
 import types
 
@@ -12,6 +13,7 @@ import pytest
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.heads import HEADS
+from studies import work_folder
 from studies.fuzz import __main__ as campaign
 from studies.fuzz import data, files, forks, kills, space, training
 from tests.checkpoints import hostile
@@ -192,6 +194,15 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path):
     lines[3] = campaign.kept(forks.line(*cases[3], forks.TRACEBACK, argv=["--x"]))
     assert lines[3]["argv"] == ["--x"]
     assert "Failures: 1." in campaign.summary(lines)
+
+
+def test_a_second_campaign_on_a_record_is_refused(tmp_path, monkeypatch, capsys):
+    record = tmp_path / "fuzz.jsonl"
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--minutes", "0", "--record", str(record)])
+    with work_folder.alone_with(record), pytest.raises(SystemExit):
+        campaign.main()
+    assert f"no other run that writes {record}" in capsys.readouterr().err
+    assert not record.exists()
 
 
 def test_failures_stay_in_the_record_until_they_are_tried_again(tmp_path, monkeypatch):

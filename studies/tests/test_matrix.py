@@ -1,12 +1,14 @@
 """The table of docs/compatibility.md is that of the record, and the record that of the cells."""
 
 import copy
+import sys
 
 import pytest
 
 from spectral_fairseq.commands import doctor
+from studies import work_folder
 from studies.matrix import __main__ as matrix
-from studies.matrix import existing, frameworks, page, steps
+from studies.matrix import architectures, existing, frameworks, page, steps
 from studies.matrix.cells import CELLS, EXISTING, NONE, UPSTREAM, Cell
 from tests.conftest import ROOT
 
@@ -20,6 +22,16 @@ def cell(name, **more):
 
 def test_the_page_shows_the_record():
     assert page.block(page.read_record()) in page.PAGE.read_text("utf-8")
+
+
+def test_a_second_run_does_not_write_over_the_record(tmp_path, monkeypatch, capsys):
+    record = tmp_path / "record.json"
+    for module in (matrix, architectures):
+        monkeypatch.setattr(module, "RECORD", record)
+        monkeypatch.setattr(sys, "argv", ["a program"])
+        with work_folder.alone_with(record), pytest.raises(SystemExit):
+            module.main()
+        assert f"no other run that writes {record}" in capsys.readouterr().err
 
 
 def test_the_record_is_of_known_cells():
