@@ -32,6 +32,7 @@ from spectral_fairseq.plugin.dropout import (
 from spectral_fairseq.plugin.find import (
     decoder_of,
     find_svd_tables,
+    head_of,
     is_autoregressive,
     models_in,
     unwrapped,
@@ -84,7 +85,7 @@ class Objective:
     Attributes:
         device: the model's device, by which the form of its loss is chosen.
         parts: what the model consists of.
-        form: the form in which the likelihood is computed.
+        form: the form of the likelihood that is trained.
         likelihood: the likelihood that is trained.
         reported: the likelihood in evaluation.
         penalties: what is added to it in training.
@@ -175,12 +176,13 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         parts = Parts(decoder, words, table_prior, tables, name)
         options = self._likelihood_options
         form = likelihood_choice.form_for(self, options, model, words.rows)
+        trained = likelihood_choice.trained_form(options, form, head_of(model))
         cfg = with_method(self._cfg, bool(tables))
         return Objective(
             next(model.parameters()).device,
             parts,
-            form,
-            likelihood_choice.likelihood_term(self, parts, options, form),
+            trained,
+            likelihood_choice.likelihood_term(self, parts, options, trained),
             likelihood_choice.plain_likelihood(self, parts, form),
             Penalties(cfg, parts),
             control.ControlledTables(cfg, parts, self._cfg),
@@ -203,7 +205,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 that can be replaced; fairseq's adaptive softmax; or label smoothing where the
                 output layer's own loss has none; or a non-autoregressive model.
         """
-        models = models_in(unwrapped(model))
+        models, options = models_in(unwrapped(model)), self._likelihood_options
         for inner in models:
             if not is_autoregressive(inner):
                 raise refusals.NON_AUTOREGRESSIVE.error(f"{type(inner).__name__}, which does not")
@@ -217,7 +219,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             objective.penalties.check(inner)
             objective.control.check()
             self.log_spectrum.check(DecoderTable(objective.parts))
-            if self.report_accuracy and objective.form.blockwise and not objective.likelihood.flag:
+            own_loss = objective.reported.own_loss or options.loss_form == "blockwise"
+            if self.report_accuracy and own_loss and not objective.likelihood.flag:
                 logger.warning(
                     "--report-accuracy makes the scores of all words, which the loss of this "
                     "output layer would do without; drop it where they take too much memory"

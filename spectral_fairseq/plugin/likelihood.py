@@ -9,6 +9,7 @@ and the choice among all is in likelihood_choice.py.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
@@ -32,9 +33,9 @@ LOSS_FORM = Option(
     "loss_form",
     "auto",
     "how the softmax's loss is computed: 'dense' holds the scores of tokens x words, 'blockwise' "
-    "never does and is equal up to rounding, 'auto' takes blocks on a CPU, and with CUDA where the "
-    "scores would not fit, unless something needs the scores. With 'auto' mixtures and the "
-    "adaptive softmax take losses of their own, which hold no such scores either",
+    "does not, unless something needs them, and is equal up to rounding, 'auto' takes blocks on a "
+    "CPU, and with CUDA where the scores would not fit, or with R-Drop. With 'auto' mixtures and "
+    "the adaptive softmax take losses of their own, which hold no such scores either",
     choices=("auto", "blockwise", "dense"),
 )
 
@@ -144,10 +145,17 @@ class LikelihoodTerm:
         """Let ``stand_in`` take the place of the decoder's ``output_layer`` inside the block.
 
         It is called within the model's own forward pass, so that data-parallel wrappers see every
-        parameter used. :func:`~.find.calls_output_layer` says whether a decoder calls it.
+        parameter used. :func:`~.find.calls_output_layer` says whether a decoder calls it. Another
+        thread, which may translate with the model, goes on with the decoder's own.
         """
         decoder: Any = self.decoder
-        decoder.output_layer = stand_in
+        own, this_thread = decoder.output_layer, threading.get_ident()
+
+        def output_layer(*given: Any, **options: Any) -> Any:
+            chosen = stand_in if threading.get_ident() == this_thread else own
+            return chosen(*given, **options)
+
+        decoder.output_layer = output_layer
         try:
             yield
         finally:

@@ -21,7 +21,14 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.precision import HALVES
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.find import calls_output_layer, decoder_of, head_of, output_matrix
-from spectral_fairseq.plugin.likelihood import LOSS_FORM, Blockwise, FullScores, LikelihoodTerm
+from spectral_fairseq.plugin.likelihood import (
+    ADVERSARIAL_EPSILON,
+    LOSS_FORM,
+    RDROP_WEIGHT,
+    Blockwise,
+    FullScores,
+    LikelihoodTerm,
+)
 from spectral_fairseq.plugin.objective import Parts
 
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
@@ -51,8 +58,11 @@ class LossForm(NamedTuple):
         return f"{'blockwise' if self.blockwise else 'dense'}: {self.why}"
 
 
+_ASKED = "as the flags ask for"
+
+
 def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> LossForm:
-    """The form for a model of N words, in training and in evaluation.
+    """The form of the plain likelihood for a model of N words, in training and in evaluation.
 
     Raises:
         UnsupportedError: the z-loss or the margin of scores that may not be those of a softmax.
@@ -65,14 +75,16 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         raise refusals.Z_LOSS.error(type(head).__name__)
     if options.adversarial_epsilon and obstacle is not None and asked == "auto":
         raise refusals.ADVERSARIAL.error(obstacle)
-    if asked != "auto":
-        return LossForm(asked == "blockwise", "as the flags ask for")
-    if obstacle is not None:
+    if asked == "dense":
+        return LossForm(False, _ASKED)
+    if obstacle is not None and asked == "auto":
         return LossForm(False, obstacle)
-    if getattr(head, "own_loss", False):
-        return LossForm(True, f"{type(head).__name__} has a loss of its own")
     if criterion.report_accuracy:
         return LossForm(False, "--report-accuracy needs the scores of all words")
+    if asked == "blockwise":
+        return LossForm(True, _ASKED)
+    if getattr(head, "own_loss", False):
+        return LossForm(True, f"{type(head).__name__} has a loss of its own")
     parameter = next(model.parameters())
     device = parameter.device
     if device.type == "cpu":
@@ -87,6 +99,18 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         tokens = memory * SHARE // (num_words * COPIES * BYTES)
         return LossForm(True, "the scores of more would fill up the GPU", max(tokens, 1))
     return LossForm(False, f"blocks have not been tried on {device.type}")
+
+
+def trained_form(options: Any, form: LossForm, head: Optional[nn.Module]) -> LossForm:
+    """The form of the likelihood that is trained, where that of the plain one is ``form``."""
+    if options.adversarial_epsilon:
+        return LossForm(True, f"{ADVERSARIAL_EPSILON.flag} lowers the targets' scores in blocks")
+    if not options.rdrop_weight or not form.blockwise:
+        return form
+    if getattr(head, "own_loss", False):
+        found = f"{RDROP_WEIGHT.flag} needs the probabilities of all words of {type(head).__name__}"
+        return LossForm(False, found)
+    return form._replace(why=f"{RDROP_WEIGHT.flag} cuts every batch", dense_up_to=0)
 
 
 # The decoders whose ``output_layer`` computes nothing but W h + b, or calls the head.
@@ -152,7 +176,7 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
 def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) -> LikelihoodTerm:
     """The way that the flags and the model's output layer ask for, in training.
 
-    What no flag asks for is not imported.
+    The form is that of :func:`trained_form`. What no flag asks for is not imported.
     """
     if options.adversarial_epsilon:
         from spectral_fairseq.plugin.likelihood_adversarial import Adversarial
@@ -161,7 +185,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
     if options.rdrop_weight:
         from spectral_fairseq.plugin.likelihood_consistency import Consistency
 
-        return Consistency(criterion, parts, options)
+        return Consistency(criterion, parts, options.rdrop_weight, form.blockwise)
     return plain_likelihood(criterion, parts, form, options.z_loss)
 
 
@@ -178,8 +202,7 @@ def plain_likelihood(
     """
     if form.blockwise:
         _check_output_layer(parts)
-        if not criterion.report_accuracy:
-            return Blockwise(criterion, parts, form.dense_up_to, z_loss)
+        return Blockwise(criterion, parts, form.dense_up_to, z_loss)
     return FullScores(criterion, parts, z_loss)
 
 

@@ -20,7 +20,6 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.find import calls_output_layer
 from spectral_fairseq.plugin.likelihood import RDROP_WEIGHT, Likelihood, LikelihoodTerm, measure
 from spectral_fairseq.plugin.objective import R_DROP, Parts
 
@@ -32,7 +31,8 @@ class Consistency(LikelihoodTerm):
     of its own.
 
     Args:
-        options: the parsed values of the flags.
+        weight: alpha.
+        blockwise: take blocks of scores W h + b.
 
     Raises:
         UnsupportedError: a model that carries a state from batch to batch.
@@ -40,16 +40,10 @@ class Consistency(LikelihoodTerm):
 
     flag = RDROP_WEIGHT.flag
 
-    def __init__(self, criterion: Any, parts: Parts, options: Any) -> None:
+    def __init__(self, criterion: Any, parts: Parts, weight: float, blockwise: bool) -> None:
         super().__init__(criterion, parts)
-        self.blockwise = (
-            options.loss_form != "dense"
-            and not criterion.report_accuracy
-            and calls_output_layer(self.decoder)
-            and not self.own_loss
-        )
-        self.makes_scores = self.blockwise
-        self.weight = options.rdrop_weight / 2
+        self.blockwise = self.makes_scores = blockwise
+        self.weight = weight / 2
         if getattr(self.decoder, "stateful", False):
             found = f"{type(self.decoder).__name__}, whose streams would be read twice"
             raise refusals.CONSISTENCY.error(found)

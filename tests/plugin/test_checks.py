@@ -100,8 +100,8 @@ def test_other_layers_are_quantised_as_ever(tmp_path, table, flags):
 
 @pytest.mark.parametrize("flags, refused", [
     ({"loss_form": "blockwise"}, "--loss-form blockwise"),
-    ({"rdrop_weight": 1.0}, "--rdrop-weight"),
-    ({"rdrop_weight": 1.0, "loss_form": "dense"}, ""),
+    ({"rdrop_weight": 1.0, "loss_form": "blockwise"}, "--rdrop-weight"),
+    ({"rdrop_weight": 1.0}, ""),
     ({"adversarial_epsilon": 0.1, "loss_form": "blockwise"}, "--adversarial-epsilon"),
     ({}, ""),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """``--loss-form``: which form a model gets, that the forms agree, and what is refused."""
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +141,9 @@ def test_what_might_be_another_loss_stays_dense(task, change, why):
     assert why in str(criterion.objective_of(model).form)
     expected = build_criterion(task, "label_smoothed_cross_entropy")(model, sample)[0]
     assert torch.equal(criterion(model, sample)[0], expected)
+    # Without dropout both passes of R-Drop agree, and their mean is the likelihood.
+    both = build_criterion(task, **OFF, rdrop_weight=1.0)(model.train(), sample)[0]
+    torch.testing.assert_close(both, expected)
 
 
 @pytest.mark.parametrize("name, options, why", [
@@ -201,3 +205,37 @@ def test_r_drop_takes_the_form_that_is_asked_for(task, scores_are_not_made, monk
     second = forms["dense"](model, sample)[0]
     torch.testing.assert_close(first, second, rtol=1e-6, atol=0)
     assert seen
+
+
+@pytest.mark.parametrize("name, options, form", [
+    ("plain", {"adversarial_epsilon": 0.1}, "blockwise: --adversarial-epsilon"),
+    ("plain", {"rdrop_weight": 1.0}, "blockwise: --rdrop-weight cuts every batch"),
+    ("mos", {"rdrop_weight": 1.0}, "dense: --rdrop-weight needs the probabilities"),
+    ("plain", {"loss_form": "blockwise", "report_accuracy": True}, "dense: --report-accuracy"),
+    ("mos", {"report_accuracy": True}, "dense: --report-accuracy"),
+])  # fmt: skip
+def test_the_form_that_is_logged_is_that_of_the_training(task, name, options, form, monkeypatch):
+    model, sample = any_model(task, name).to(torch.bfloat16).train(), make_sample(task)
+    criterion = build_criterion(task, **OFF, **options)
+    made = []
+    compute = type(criterion).get_lprobs_and_target
+    counted = lambda *given: made.append(1) or compute(*given)  # noqa: E731
+    monkeypatch.setattr(type(criterion), "get_lprobs_and_target", counted)
+    criterion(model, sample)
+    assert str(criterion.objective_of(model).form).startswith(form)
+    assert bool(made) == form.startswith("dense")
+
+
+def test_another_thread_translates_while_a_loss_is_computed(task):
+    model, sample = any_model(task, "transformer shared").train(), make_sample(task)
+    criterion = build_criterion(task, **OFF)
+    expected = model(**sample["net_input"])[0]
+    term = criterion.objective_of(model).likelihood
+    found = []
+    with term.output_layer_replaced(lambda features: features.sum()):
+        other = Thread(target=lambda: found.append(model(**sample["net_input"])[0]))
+        other.start()
+        other.join()
+        assert model(**sample["net_input"])[0].dim() == 0
+    torch.testing.assert_close(found[0], expected)
+    assert "output_layer" not in vars(model.decoder)
