@@ -6,7 +6,7 @@ python -m studies.evidence.gains
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 import matplotlib
 from matplotlib import pyplot
@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from spectral_fairseq.errors import DataError
-from studies import multi30k
+from studies import multi30k, tables
 from studies.evidence.grid import STUDIES
 from studies.evidence.overview import Found, joint_p
 from studies.evidence.records import records_of
 from studies.evidence.report import compared
-from studies.significance import PairedT, paired_t
-from studies.tables import flat, machine
+from studies.evidence.results import final_results, reached_stages
+from studies.significance import PairedT
 
 matplotlib.use("Agg")
 
@@ -139,26 +139,23 @@ def difference(gain: Gain, results: Path = RESULTS, measure: str = "bleu") -> Pa
     Raises:
         DataError: the trainings name two kinds of machines.
     """
-    of = _by_seed(gain.study, gain.method, results)
-    plain = _by_seed(gain.plain or gain.study, "plain", results)
-    named = {machine(flat(one)) for one in (*of.values(), *plain.values())} - {None}
+    both = {
+        method: _finals(study, results)[method]
+        for method, study in ((gain.method, gain.study), ("plain", gain.plain or gain.study))
+    }
+    named = tables.machines(both, *both)
     if len(named) > 1:
         raise DataError(
             f"trainings of {gain.text} and of plain on one kind of machine",
-            " and ".join(sorted(map(str, named))),
+            " and ".join(named),
             "Rounding alone makes another training: compare trainings of one kind.",
         )
-    seeds = sorted(set(of) & set(plain))
-    return paired_t([of[seed][measure] - plain[seed][measure] for seed in seeds])
+    return tables.differences_from(both, "plain", measure)[gain.method].test
 
 
-def _by_seed(study: str, method: str, results: Path) -> Dict[int, Mapping[str, Any]]:
-    records: Mapping[str, Mapping[str, Any]] = records_of(results, study, STUDIES[study])
-    return {
-        one["seed"]: one
-        for one in records.values()
-        if one["method"] == method and one["stage"] == "seed"
-    }
+def _finals(name: str, results: Path) -> tables.Results:
+    records = records_of(results, name, STUDIES[name])
+    return final_results(reached_stages(STUDIES[name], records), records)
 
 
 def draw(picture: Path = PICTURE) -> None:
