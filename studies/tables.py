@@ -256,7 +256,8 @@ def differences(
 
 def machine(figures: Mapping[str, Any]) -> Optional[str]:
     """The processor or GPU of a training, from its figures; None where they do not name it."""
-    if "versions.gpu" in figures and figures.get("device") != "cpu":
+    device = figures.get("device", figures.get("settings.device"))
+    if "versions.gpu" in figures and device != "cpu":
         return str(figures["versions.gpu"])
     return figures.get("versions.processor")
 

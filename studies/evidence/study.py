@@ -144,6 +144,7 @@ class StudyRunner:
         figures = {
             **(run.figures() if tested else run.training_figures()),
             "curve": run.curve(),
+            "device": self.device,
             "versions": {**versions(), "commit": commit()},
             "resumed": run.times_resumed(),
             "at_once": self.at_once,

@@ -123,6 +123,22 @@ def test_command_prints_json_and_refuses_in_one_line(runs, tmp_path_factory, cap
     assert capsys.readouterr().err.startswith("error: expected")
 
 
+def test_a_training_on_the_cpu_of_a_host_with_a_gpu_is_none_of_the_gpu(tmp_path):
+    on = {"processor": "a Xeon", "gpu": "a GPU"}
+    wheres = {"plain": {"device": "cpu"}, "cuda": {"device": "cuda"}}
+    wheres.update(old={}, opendocs={"settings": {"device": "cpu"}})
+    for method, where in wheres.items():
+        for seed in (1, 2):
+            add(tmp_path, method, seed, bleu=float(seed), versions=on, **where)
+    results = tables.read(tmp_path)
+    assert [tables.machines(results, method) for method in wheres] == [
+        *(["a Xeon"], ["a GPU"], ["a GPU"], ["a Xeon"])
+    ]
+    compared = tables.summary(results, "plain")
+    assert compared["cuda"]["bleu"]["difference"] is None
+    assert compared["opendocs"]["bleu"]["difference"].seeds == 2
+
+
 @pytest.mark.parametrize(
     "bits, best, ppl",
     [(["nan", "3", "4"], 20, 8.0), (["3", "nan"], 10, 8.0), (["1100"], 10, math.inf)],
