@@ -12,16 +12,16 @@ is not done again, and a training that was interrupted goes on: give the same co
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from benchmarks.harness import positive, print_result
 from studies.json_lines import add_records
+from studies.running import Job, Usage, run_jobs
 from studies.spectrum.grid import TASKS, VARIANTS, suits
-from studies.spectrum.report import RESULTS, Key, key_of, markdown, recorded, rows, write_page
-from studies.spectrum.training import prepare, train
+from studies.spectrum.report import RESULTS, key_of, markdown, recorded, rows, write_page
+from studies.spectrum.training import SpectrumRun, prepare
 from studies.work_folder import WorkDir
 
 
@@ -46,16 +46,17 @@ def main() -> None:
             f"expected --results FILE beside --updates; found none, and {RESULTS.name} is of each "
             "task's own number of updates. Name a file of your own."
         )
-    with WorkDir(args.work_dir.resolve()).locked():
-        train_all(args)
+    work = WorkDir(args.work_dir.resolve())
+    with work.locked():
+        train_all(args, work)
     records = recorded(args.results)
     print(markdown(records))
     print_result("spectrum_study", rows=rows(records))
 
 
-def train_all(args: argparse.Namespace) -> None:
+def train_all(args: argparse.Namespace, work: WorkDir) -> None:
     """Train what is not recorded yet, and record it."""
-    work, known = args.work_dir.resolve(), set(map(key_of, recorded(args.results)))
+    known = set(map(key_of, recorded(args.results)))
     due = [
         (task, variant, seed)
         for seed in args.seeds
@@ -64,16 +65,34 @@ def train_all(args: argparse.Namespace) -> None:
         if suits(task, variant) and (task, variant, seed) not in known
     ]
     args.results.parent.mkdir(parents=True, exist_ok=True)
-    prepare(work / "data", args.sotu.resolve(), sorted({TASKS[task].data for task, _, _ in due}))
+    prepare(
+        work.root / "data", args.sotu.resolve(), sorted({TASKS[task].data for task, _, _ in due})
+    )
     torch.set_num_threads(1)
 
-    def run(key: Key) -> None:
-        updates = args.updates or TASKS[key[0]].updates
-        add_records(args.results, [train(*key, work, updates)])
-        print("trained", *key, flush=True)
+    runs = [SpectrumRun(key, work, args.updates or TASKS[key[0]].updates) for key in due]
+    for run in runs:
+        run.keep_flags()
 
-    with ThreadPoolExecutor(args.at_once) as pool:
-        list(pool.map(run, due))
+    def finish(run: SpectrumRun) -> None:
+        add_records(args.results, [run.record()])
+        run.remove_checkpoints()  # a run that was stopped before its record is not trained again
+        print("trained", run.label, flush=True)
+
+    left = {run.label: run for run in runs if not run.is_trained()}
+    for run in runs:
+        if run.label not in left:
+            finish(run)
+
+    def ended(job: Job, usage: Usage) -> None:
+        run = left[job.label]
+        run.training_ended(usage)
+        if usage.exit_status == 0:
+            finish(run)
+
+    jobs = [run.training() for run in left.values()]
+    lock = work.lock.fileno()
+    run_jobs(jobs, at_once=args.at_once, threads=1, gpu=False, lock_fd=lock, on_end=ended)
 
 
 if __name__ == "__main__":

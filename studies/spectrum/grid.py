@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple
+from typing import Dict, NamedTuple, Tuple
+
+Key = Tuple[str, str, int]  # task, variant, seed
 
 
 class Task(NamedTuple):

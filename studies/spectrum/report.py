@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 from studies.json_lines import read_records
 from studies.pages import with_generated
 from studies.spectrum.figure import draw
-from studies.spectrum.grid import NO_PENALTY, TASKS, VARIANTS
+from studies.spectrum.grid import NO_PENALTY, TASKS, VARIANTS, Key
 from studies.text_tables import text_table
 from studies.work_folder import write_text
 
@@ -18,7 +18,6 @@ PAGE = FOLDER / "README.md"
 IMAGES = FOLDER / "images"
 RESULTS = FOLDER / "results.jsonl"
 Record = Dict[str, Any]
-Key = Tuple[str, str, int]  # task, variant, seed
 # Of a table; the last one of an SVD table only.
 MEASURES = ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1", "largest_relative_error")
 

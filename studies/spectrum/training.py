@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-import spectral_fairseq
-from benchmarks.harness import KEEP_FREED_MEMORY, commit
+from benchmarks.harness import commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings.entries import PADDING_ROW
 from spectral_fairseq.formats.stored import Stored
@@ -20,9 +16,12 @@ from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.gram import table_gram
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram
 from spectral_fairseq.provenance import versions
-from studies.spectrum.grid import TASKS, VARIANTS
-from studies.training_data import ROOT, language_model_data, translation_data
+from studies.spectrum.grid import TASKS, VARIANTS, Key
+from studies.training import TrainingRun
+from studies.training_data import language_model_data, translation_data
 from studies.training_log import log_records
+from studies.translation import USER_DIR
+from studies.work_folder import WorkDir
 
 PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
 WINDOW = 300  # updates between two points of a curve
@@ -37,53 +36,60 @@ def prepare(folder: Path, sotu: Path, data: Sequence[str]) -> None:
         language_model_data(folder, sotu, "--nwordssrc", str(WORDS))
 
 
-def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updates: int) -> Any:
-    """``fairseq-train`` for one run; it goes on from its last checkpoint if there is one."""
+def flags_of(task: str, variant: str, seed: int, updates: int) -> List[str]:
+    """Flags of ``fairseq-train`` for one run; it goes on from its last checkpoint."""
     one = TASKS[task]
     arch = one.factored if variant.startswith("factored") else one.plain
-    own = f"--max-update {updates} --seed {seed} --save-dir {save} --cpu --num-workers 0"
+    own = f"--max-update {updates} --seed {seed} --cpu --num-workers 0"
     common = (
         f"--data-buffer-size 0 --log-format json --log-interval {min(50, WINDOW)} "
         "--log-spectrum-interval 1 "
         f"--no-epoch-checkpoints --save-interval-updates {WINDOW} --keep-interval-updates 1 "
         "--distributed-world-size 1"
     )
-    user_dir = str(Path(spectral_fairseq.__file__).resolve().parent)
-    return [
-        *(sys.executable, "-m", "fairseq_cli.train", str(data / one.data)),
-        *("--user-dir", user_dir, *arch.split(), *one.flags.split()),
-        *(*VARIANTS[variant].split(), *own.split(), *common.split()),
-    ]
+    parts = (arch, one.flags, VARIANTS[variant], own, common)
+    return [flag for part in parts for flag in part.split()]
 
 
-def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[str, Any]:
-    """One run; returns its curve and the figures of its table.
+class SpectrumRun(TrainingRun):
+    """One training in a folder of its own.
 
-    Raises:
-        RuntimeError: if fairseq-train fails.
+    Args:
+        key: task, variant and seed.
+        work: the work folder, with ``data/``.
+        updates: after which it ends.
     """
-    folder = work / "runs" / task / f"{variant}-{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = command_of(task, variant, seed, work / "data", folder / "checkpoints", updates)
-    env = {**KEEP_FREED_MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    env["PYTHONPATH"] = str(ROOT)
-    with open(folder / "train.log", "a", encoding="utf-8") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder)
-    if done.returncode:
-        raise RuntimeError(f"{folder}: exit status {done.returncode}, see {log.name}")
-    record = {
-        "task": task,
-        "variant": variant,
-        "seed": seed,
-        "flags": VARIANTS[variant],
-        "curve": curve(folder / "train.log"),
-        **table_figures(folder / "checkpoints" / "checkpoint_last.pt"),
-        "versions": {**versions(), "commit": commit()},
-        "updates": updates,
-    }
-    for checkpoint in (folder / "checkpoints").glob("*.pt"):
-        checkpoint.unlink()
-    return record
+
+    def __init__(self, key: Key, work: WorkDir, updates: int) -> None:
+        self.task, self.variant, self.seed = key
+        folder = work.root / "runs" / self.task / f"{self.variant}-{self.seed}"
+        binary, flags = work.root / "data" / TASKS[self.task].data, flags_of(*key, updates)
+        command = ["fairseq-train", str(binary), "--user-dir", USER_DIR, *flags]
+        command += ["--save-dir", str(folder / "checkpoints")]
+        label = f"{self.task} {self.variant} {self.seed}"
+        super().__init__(label, work, folder, command, binary, updates, updates, flags)
+
+    def is_trained(self) -> bool:
+        """Whether its last checkpoint is that of the last update; once recorded it has none."""
+        return self._ended_unseen()
+
+    def record(self) -> Dict[str, Any]:
+        """Its curve and the figures of its table."""
+        return {
+            "task": self.task,
+            "variant": self.variant,
+            "seed": self.seed,
+            "flags": VARIANTS[self.variant],
+            "curve": curve(self.log),
+            **table_figures(self.folder / "checkpoints" / "checkpoint_last.pt"),
+            "versions": {**versions(), "commit": commit()},
+            "updates": self.updates,
+        }
+
+    def remove_checkpoints(self) -> None:
+        """Remove what is not needed once the training is recorded."""
+        for checkpoint in (self.folder / "checkpoints").glob("*.pt"):
+            checkpoint.unlink()
 
 
 def curve(log: Path) -> List[Dict[str, float]]:

@@ -1,20 +1,27 @@
 """The study of spectrum control at a tiny size, and its page."""
 
 import json
+import os
 import shutil
 import sys
 
 import pytest
+import torch
 from fairseq import options
 
 import spectral_fairseq.plugin  # noqa: F401 (registers what the commands name)
+from studies.json_lines import read_records
+from studies.running import Usage
 from studies.spectrum import __main__ as spectrum_study
 from studies.spectrum import report as spectrum_report
 from studies.spectrum import training as spectrum_training
 from studies.spectrum.grid import TASKS, VARIANTS, suits
+from studies.spectrum.training import SpectrumRun
+from studies.work_folder import WorkDir
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_commands")
 def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
     """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
     data, corpora = tmp_path / "data", ("translation", "language_model")
@@ -31,7 +38,7 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
     for again in range(2):
         if again:  # what is recorded is not trained again
             shutil.rmtree(tmp_path / "runs")
-            monkeypatch.setattr(spectrum_study, "train", None)
+            monkeypatch.setattr(spectrum_study, "SpectrumRun", None)
         spectrum_study.main()
         plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
         assert plain["variant"] == "plain" and plain["behind"] == 0
@@ -47,8 +54,42 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
     for task in TASKS:
         for variant in VARIANTS:
             if suits(task, variant):
-                command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
-                options.parse_args_and_arch(options.get_training_parser(), command[3:])
+                run = SpectrumRun((task, variant, 1), WorkDir(tmp_path), 2)
+                options.parse_args_and_arch(options.get_training_parser(), run.train_command[1:])
+
+
+def test_a_training_that_ended_is_recorded_and_not_trained_again(tmp_path, monkeypatch):
+    """Two trainings, and a disk that is full when the first one's record is written."""
+    started = []
+    argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "awd_lstm", "--updates", 2]
+    argv += ["--variants", "plain", "--seeds", 1, 2, "--results", tmp_path / "out.jsonl"]
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
+    monkeypatch.setattr(spectrum_study, "prepare", lambda *_: None)
+    monkeypatch.setattr(spectrum_study, "recorded", lambda path: read_records(path))
+    monkeypatch.setattr(spectrum_study, "rows", lambda _: [])
+    monkeypatch.setattr(spectrum_study, "markdown", lambda _: "")
+    record = {"task": "awd_lstm", "variant": "plain"}
+    monkeypatch.setattr(SpectrumRun, "record", lambda run: {**record, "seed": run.seed})
+
+    def run_jobs(jobs, lock_fd, on_end, **_):
+        assert os.fstat(lock_fd)  # which a training inherits
+        for job in jobs:
+            started.append(job.label)
+            last = job.log.parent / "checkpoints" / "checkpoint_last.pt"
+            last.parent.mkdir()
+            torch.save({"model": {}, "optimizer_history": [{"num_updates": 2}]}, last)
+            on_end(job, Usage(0, 1, 1.0))
+
+    monkeypatch.setattr(spectrum_study, "run_jobs", run_jobs)
+    with monkeypatch.context() as full:
+        full.setattr(spectrum_study, "add_records", None)
+        with pytest.raises(TypeError):
+            spectrum_study.main()
+    assert list(tmp_path.rglob("checkpoint_last.pt"))
+    spectrum_study.main()
+    assert started == ["awd_lstm plain 1", "awd_lstm plain 2"]
+    assert [one["seed"] for one in read_records(tmp_path / "out.jsonl")] == [1, 2]
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
