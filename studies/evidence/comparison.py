@@ -68,7 +68,10 @@ class Comparison(NamedTuple):
         if self.seeds < len(study.seeds):
             return f"no claim with {self.seeds} of {len(study.seeds)} seeds"
         outcome = self.outcome(study)
-        return outcome if outcome == "no claim" else f"**a {outcome}**"
+        if outcome == "no claim":
+            return outcome
+        planned = (self.method, self.baseline) not in study.unplanned
+        return f"**a {outcome}**" if planned else f"a {outcome}, not planned"
 
     def outcome(self, study: Study) -> str:
         """``gain`` or ``loss``, which need every interval and the p, or ``no claim``."""

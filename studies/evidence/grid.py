@@ -73,6 +73,8 @@ class Study:
             BLEU on its validation set.
         contrasts: pairs of methods that are compared with each other, too, the second one being
             the baseline.
+        unplanned: pairs, the second one being the baseline, that the study began or changed when it
+            had results; the table of protocol.md names them.
     """
 
     corpus: str
@@ -94,6 +96,7 @@ class Study:
     tuned: bool = True
     length_penalties: Tuple[float, ...] = (1.0,)
     contrasts: Tuple[Tuple[str, str], ...] = ()
+    unplanned: Tuple[Tuple[str, str], ...] = ()
 
     @property
     def elsewhere(self) -> Tuple[str, ...]:
@@ -656,8 +659,8 @@ AWD_LSTM_DECAY_SMALL = replace(
     seeds=_FRESH_SEEDS[:5],
 )
 
-# Does the lead last, which shrank with every epoch up to the fiftieth? The same ten trainings, for
-# twice as many epochs, at the settings that the study above has chosen.
+# Does the lead last, which shrank with every epoch up to the fiftieth? The same flags and seeds, at
+# the settings that the study above has chosen, trained anew for twice as many epochs.
 AWD_LSTM_DECAY_LONG = replace(
     AWD_LSTM_DECAY_SMALL,
     model="AWD-LSTM, d = 64, weight decay, 100 epochs",
@@ -851,7 +854,27 @@ REMOVED = {
     "sigsoftmax": "4ee876c",
     **dict.fromkeys(("coupled_adam", "gradient_gating", "simcut", "table_rate"), "0bd1da41"),
 }
-STUDIES: Dict[str, Study] = {
+_WEIGHT_DECAY_LATER = (("weight_decay", "plain"),)
+_INIT_LATER = (("weight_norm_init", "plain"),)
+UNPLANNED: Dict[str, Tuple[Tuple[str, str], ...]] = {
+    "transformer_lm_small": _INIT_LATER,
+    "transformer_xl_small": _INIT_LATER,
+    "awd_lstm_small": (*_INIT_LATER, ("weight_norm", "plain")),
+    "translation_methods_small": _WEIGHT_DECAY_LATER,
+    "transformer_lm_methods_small": _WEIGHT_DECAY_LATER,
+    "transformer_xl_methods_small": _WEIGHT_DECAY_LATER,
+    "transformer_lm_norms_small": (("renewed", "plain"),),
+    "translation_start_long": (
+        *(("short_start", "plain"), ("weight_norm_init", "short_start")),
+        *(("log_count_start", "plain"), ("weight_norm_init", "log_count_start")),
+    ),
+    "translation_muon_small": (("muon_init", "weight_norm_init"),),
+    "translation_bfloat16_small": (
+        *(("plain_bf16", "plain"), ("weight_norm_init", "plain")),
+        *(("init_bf16", "plain"), ("init_bf16", "weight_norm_init")),
+    ),
+}
+_STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
@@ -878,4 +901,7 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_losses_small": TRANSFORMER_LM_LOSSES_SMALL,
     "transformer_xl_small": TRANSFORMER_XL_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
+}
+STUDIES: Dict[str, Study] = {
+    name: replace(study, unplanned=UNPLANNED.get(name, ())) for name, study in _STUDIES.items()
 }

@@ -85,6 +85,8 @@ def part(name: str, results: Path) -> str:
         return plan_table()
     if name == "grid":
         return grid_table()
+    if name == "seeds":
+        return seeds_list()
     if name == "together":
         return together_table(compared(results))
     return section(name, STUDIES[name], records_of(results, name, STUDIES[name]))
@@ -111,6 +113,14 @@ def plan_table() -> str:
         rows.append([f"`{name}`", *map(str, [*parts, sum(parts)])])
     head = ["study", "recipe", "tuning", "seeds", "with SimCut", "trainings"]
     return text_table(rows, head, "pipe") + "\n"
+
+
+def seeds_list() -> str:
+    """With how many seeds the studies train what stands in their tables."""
+    of: Dict[int, List[str]] = {}
+    for name, study in STUDIES.items():
+        of.setdefault(len(study.seeds), []).append(f"`{name}`")
+    return "".join(f"- {count} seeds: {', '.join(of[count])}.\n" for count in sorted(of))
 
 
 def setting_text(method: Method, setting: Setting) -> str:

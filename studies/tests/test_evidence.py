@@ -57,6 +57,13 @@ def test_every_method_has_the_same_budget():
         assert study.tuning_seed not in study.seeds
 
 
+def test_what_was_not_planned_is_among_what_is_compared():
+    assert set(grid.UNPLANNED) <= set(STUDIES)
+    for study in STUDIES.values():
+        pairs = {(method, "plain") for method in study.methods} | set(comparison.contrasts(study))
+        assert set(study.unplanned) <= pairs
+
+
 def test_a_confirmation_has_the_settings_that_were_chosen_and_fresh_seeds():
     first, confirmation = STUDIES["transformer_lm_small"], STUDIES["transformer_lm_confirmation"]
     records = Records(RESULTS / "transformer_lm_small")
@@ -269,6 +276,9 @@ def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
     assert found["better"].adjusted_p == pytest.approx(6 * found["better"].test.p)
     assert found["better"].segments[1:] == (3, 0) and found["better"].segments.interval.low > 0
     assert found["better"].verdict(study) == "**a gain**"
+    later = dataclasses.replace(study, unplanned=(("better", "plain"), ("unclear", "plain")))
+    assert found["better"].verdict(later) == "a gain, not planned"
+    assert found["unclear"].verdict(later) == "no claim"
     assert found["unclear"].verdict(study) == "no claim"
     assert found["unfinished"].verdict(study) == "no claim with 2 of 3 seeds"
     assert found["unfinished"].test.p < 1e-3 and math.isnan(found["unfinished"].adjusted_p)
@@ -584,6 +594,7 @@ def test_a_study_of_language_models(tmp_path, tiny_lm_data, monkeypatch):
     )
     tuned, tested = sorted(records.values(), key=lambda record: record["seed"])
     assert tuned["valid_score"] == -tuned["valid_ppl"] and "test_ppl" not in tuned
+    assert tuned["device"] == "cpu"
     assert tested["test_ppl"] > 1 and tested["mean_cosine"] and len(tested["curve"]) == 2
     written = report.section("awd_lstm", study, records)
     assert f"{tested['test_ppl']:.2f}" in written
@@ -593,7 +604,7 @@ def test_the_pages_have_what_the_results_say():
     pages = [page.read_text("utf-8") for page in report.PAGES]
     for page in pages:
         assert with_generated(page, lambda name: report.part(name, RESULTS)) == page
-    for name in (*STUDIES, "plan", "grid", "together"):
+    for name in (*STUDIES, "plan", "grid", "seeds", "together"):
         assert sum(f"<!-- generated: {name} -->" in page for page in pages) == 1
 
 
