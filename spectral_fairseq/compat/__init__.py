@@ -2,10 +2,14 @@
 
 Note [When fairseq is patched]
 ------------------------------
-fairseq imports the folder given by ``--user-dir`` while it builds its argument parser, that is
-before arguments are read, data is loaded or a checkpoint is opened, and again at the top of
+fairseq's commands with a parser import the folder given by ``--user-dir`` while they build it, that
+is before arguments are read, data is loaded or a checkpoint is opened, and again at the top of
 every spawned worker. So functions may be replaced as module attributes: no caller has run yet,
 and fairseq's own callers look these functions up by attribute at the time of the call.
+
+``fairseq-hydra-train`` imports it at the top of ``main``, when ``infer_init_method`` and
+``call_main`` have run. What acts there comes too late: ``cpu_workers.py`` has a refusal and
+``plugin/products.py`` a choice for that case, and ``bfloat16.py`` is for other commands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What is in force while a command of fairseq runs: around its ``main``, where it computes.
 
-Every command hands its ``main`` to ``call_main``, which runs it in this process or in workers that
-it starts; ``fairseq-generate`` alone calls its ``main`` itself.
+The commands that train or use a model hand their ``main`` to ``call_main``, which runs it in this
+process or in workers that it starts; ``fairseq-generate`` alone calls its ``main`` itself.
+``fairseq-hydra-train`` does so before the plugin is there: nothing of this is in force in it.
 """
 
 from __future__ import annotations

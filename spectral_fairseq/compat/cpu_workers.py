@@ -6,7 +6,9 @@ division by zero, SLURM with an error of CUDA, and ``--distributed-init-method``
 counts as one device here.
 
 Newer versions than fairseq 0.12.2 also take one device for one worker, whatever torchrun says:
-each process then trains alone, and all of them write the same checkpoints.
+each process then trains alone, and all of them write the same checkpoints. ``fairseq-hydra-train``
+has numbered its workers before it loads the plugin (Note [When fairseq is patched]): there its
+trainer refuses such a process, and nothing else of this numbering is mended.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import types
 from typing import Any, Callable, Type
 
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
+from spectral_fairseq.errors import ConfigurationError
 
 
 def with_one_device(torch_module: types.ModuleType) -> Overlay:
@@ -43,6 +46,29 @@ def as_many_as_torchrun_says(
     if cfg.distributed_init_method is None and "TORCHELASTIC_RUN_ID" in os.environ:
         cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
     original(cfg, *args, **kwargs)
+
+
+@wrapping
+def refusing_to_train_alone(
+    self: Any, cfg: Any, *args: Any, original: Callable[..., None], **kwargs: Any
+) -> None:
+    """Wrap ``Trainer.__init__``: one worker of several that torchrun has started is no training.
+
+    Raises:
+        ConfigurationError: the settings of such a worker know of no other.
+    """
+    workers = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if workers > 1 and cfg.distributed_training.distributed_world_size == 1:
+        settings = {"world_size": workers, "init_method": "env://", "no_spawn": "true", "rank": -1}
+        together = (f"distributed_training.distributed_{key}={settings[key]}" for key in settings)
+        raise ConfigurationError(
+            f"one training by the {workers} workers of torchrun",
+            "distributed_world_size 1, with which each trains alone and overwrites the checkpoints "
+            "of the others",
+            f"Add {' '.join(together)} to the command, and without GPUs "
+            "distributed_training.distributed_backend=gloo.",
+        )
+    original(self, cfg, *args, **kwargs)
 
 
 def without_device_ids(data_parallel: Type[Any]) -> Type[Any]:
@@ -73,6 +99,7 @@ CPU_WORKERS = Patch(
         {
             "fairseq.distributed.utils:torch": with_one_device,
             "fairseq.distributed.utils:infer_init_method": as_many_as_torchrun_says,
+            "fairseq.trainer:Trainer.__init__": refusing_to_train_alone,
             "fairseq.models.distributed_fairseq_model:DistributedDataParallel": without_device_ids,
         }
     ),

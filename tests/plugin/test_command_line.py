@@ -276,21 +276,25 @@ def test_a_table_of_another_kind_is_refused_with_the_remedy(
     assert "spectral-fairseq export" in last
 
 
-def test_hydra_preset_trains_and_its_checkpoint_translates(
-    run_cli, tiny_translation_data, tmp_path
-):
+def hydra_command(data, save_dir):
+    """A command line that trains a tiny model by a preset for two updates."""
     root = PACKAGE.parent
     if not (root / "examples" / "hydra").is_dir():
         pytest.skip("the presets are part of the source tree")
-    run_cli(
+    return (
         *("fairseq-hydra-train", "--config-dir", root / "examples" / "hydra"),
-        *("--config-name", "translation_sc", f"task.data={tiny_translation_data}"),
+        *("--config-name", "translation_sc", f"task.data={data}"),
         *("task.source_lang=de", "task.target_lang=en", f"common.user_dir={PACKAGE}"),
         *("common.cpu=true", "model.encoder_embed_dim=16", "model.decoder_embed_dim=16"),
         *("model.encoder_layers=1", "model.decoder_layers=1", "optimization.max_update=2"),
-        *("dataset.max_tokens=96", f"checkpoint.save_dir={tmp_path}", "dataset.num_workers=0"),
-        cwd=tmp_path,
+        *("dataset.max_tokens=96", f"checkpoint.save_dir={save_dir}", "dataset.num_workers=0"),
     )
+
+
+def test_hydra_preset_trains_and_its_checkpoint_translates(
+    run_cli, tiny_translation_data, tmp_path
+):
+    run_cli(*hydra_command(tiny_translation_data, tmp_path), cwd=tmp_path)
     best = tmp_path / "checkpoint_best.pt"
     assert len(generate(run_cli, tiny_translation_data, best, *USER_DIR)) == 7
     model = load_checkpoint(best)["cfg"]["model"]

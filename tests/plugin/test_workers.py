@@ -13,8 +13,8 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.functional.float32_products import choose_products
-from tests.conftest import PACKAGE, train_command
-from tests.plugin.test_command_line import USER_DIR
+from tests.conftest import PACKAGE, Command, train_command
+from tests.plugin.test_command_line import USER_DIR, hydra_command
 from tests.plugin.test_same_training import weights_of
 from tests.slurm import write_slurm
 
@@ -131,6 +131,28 @@ def test_two_workers_of_torch_s_own_data_parallelism(one_worker, launch, tmp_pat
     """``--ddp-backend pytorch_ddp`` asked for a GPU."""
     launch(TORCHRUN, tmp_path, "--ddp-backend", "pytorch_ddp")
     assert_same_training(one_worker, tmp_path)
+
+
+def test_hydra_refuses_workers_that_train_alone_and_takes_its_remedy(
+    fork_server, tiny_translation_data, tmp_path
+):
+    """It numbers its workers before it loads the plugin."""
+    saved = tmp_path / "saved"
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+
+    def start(rank, *more):
+        argv = (*hydra_command(tiny_translation_data, saved), f"hydra.run.dir={rank}", *more)
+        env = {**common, "TORCHELASTIC_RUN_ID": "tests", "RANK": rank, "LOCAL_RANK": rank}
+        return Command(fork_server, argv, env=env, cwd=tmp_path)
+
+    refused = start("0").finish(1).stderr
+    assert "ConfigurationError" in refused and not [*saved.iterdir()]
+    remedy = re.findall(r"distributed_training\.\w+=[^\s.]+", refused)
+    assert len(remedy) == 5
+    one, two = (start(rank, *remedy) for rank in "01")
+    printed = [worker.finish().stdout for worker in (one, two)]
+    assert "training on 2 devices" in printed[0] and "Saving checkpoint" in printed[0]
+    assert "Saving checkpoint" not in printed[1]
 
 
 def spawned():
