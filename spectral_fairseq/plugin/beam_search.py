@@ -14,8 +14,9 @@ Note [The state of one search]
 fairseq chooses the form by a number on the attention, ``set_beam_size``, which it leaves there: a
 BART that is trained with ``--eval-bleu`` then attends to every fifth sentence alone, and whatever
 else uses the model meanwhile (another thread, a search within a search) has the wrong number. Here
-the number is never set. Attention takes the form by the shapes of what it finds in the incremental
-state, which belongs to one search, and so does the ensemble that puts it there.
+BART never sets the number, and it is taken back from the models of other plugins, some of which
+have a copy of BART's function. Attention takes the form by the shapes of what it finds in the
+incremental state, which belongs to one search, and so does the ensemble that puts it there.
 """
 
 from __future__ import annotations
@@ -162,8 +163,23 @@ def sharing_sentences(
 
 
 @wrapping
-def setting_nothing(self: Any, beam_size: int, *, original: Callable[..., Any]) -> None:  # noqa: ARG001
-    """Replace ``EnsembleModel.set_decoder_beam_size``. See Note [The state of one search]."""
+def setting_nothing(self: Any, beam: int, *, original: Callable[..., Any]) -> None:  # noqa: ARG001
+    """Replace ``BARTModel.set_beam_size``. See Note [The state of one search]."""
+
+
+@wrapping
+def keeping_no_number(self: Any, beam_size: int, *, original: Callable[..., None]) -> None:
+    """Wrap ``EnsembleModel.set_decoder_beam_size``. See Note [The state of one search].
+
+    Beside the number such a model has an encoder whose output is not repeated for the beams.
+    """
+    original(self, beam_size)
+    for module in self.models.modules():
+        if type(module) is MultiheadAttention:
+            module.beam_size = 1
+        unrepeated = getattr(module, "_reorder_encoder_out", None)
+        if unrepeated is not None and vars(module).get("reorder_encoder_out") == unrepeated:
+            del module.reorder_encoder_out
 
 
 def _unneeded_sharing() -> Optional[str]:
@@ -178,7 +194,8 @@ SHARED_SENTENCES = Patch(
     install=replaces(
         {
             "fairseq.sequence_generator:SequenceGenerator.generate": sharing_sentences,
-            "fairseq.sequence_generator:EnsembleModel.set_decoder_beam_size": setting_nothing,
+            "fairseq.sequence_generator:EnsembleModel.set_decoder_beam_size": keeping_no_number,
+            "fairseq.models.bart.model:BARTModel.set_beam_size": setting_nothing,
         }
     ),
     unneeded=_unneeded_sharing,

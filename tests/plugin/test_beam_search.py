@@ -7,6 +7,7 @@ from threading import Barrier, current_thread
 import pytest
 import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel
+from fairseq.models.bart import BARTModel
 from fairseq.models.wav2vec.wav2vec2_asr import TransformerDecoder
 from fairseq.modules import MultiheadAttention
 from fairseq.search import BeamSearch
@@ -190,18 +191,37 @@ def test_a_model_that_translates_is_used_for_something_else(task):
     assert found == [expected[1]] * 3
 
 
-def test_a_bart_that_has_translated_is_trained_as_before(task):
+def copy_of_bart(self, beams):
+    """What several plugins have made of BART's function."""
+    self.told = beams
+    inspect.unwrap(BARTModel.set_beam_size)(self, beams)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_bart_that_has_translated_is_trained_as_before(copied, task):
     """fairseq leaves the number of beams on its attention as soon as a generator is made."""
     sizes = {"max_source_positions": 64, "max_target_positions": 64, "dropout": 0.0}
     model = build_host_model(task, "bart_base", share_all_embeddings=True, **sizes).train()
+    if copied:
+        model.__class__ = type("Other", (type(model),), {"set_beam_size": copy_of_bart})
     sample = make_sample(task, (*LONGEST_FIRST, (2, 3)))
     scores = model(**sample["net_input"])[0]
     generator = SequenceGenerator([model], task.target_dictionary, beam_size=2, max_len_b=8)
+    assert not copied or model.told == 2
     assert torch.equal(model.train()(**sample["net_input"])[0], scores)
+    bare = inspect.unwrap(SequenceGenerator.generate)
     found = hypotheses(generator.generate([], sample))
+    assert found == hypotheses(bare(generator, [], sample))
     assert torch.equal(model.train()(**sample["net_input"])[0], scores)
     again = SequenceGenerator([model], task.target_dictionary, beam_size=1, max_len_b=8)
     assert len(again.generate([], sample)) == len(found)
+
+
+def test_a_model_of_another_plugin_is_told_its_beams(task):
+    model = build_host_model(task, "transformer")
+    model.set_beam_size = lambda beams: setattr(model, "told", beams)
+    SequenceGenerator([model], task.target_dictionary, beam_size=2)
+    assert model.told == 2
 
 
 def test_an_encoder_that_returns_one_tensor(task):
