@@ -44,7 +44,9 @@ class _LiteralEval(MetaPathFinder):
         if fullname.partition(".")[0] not in PACKAGES:
             return None
         others = (finder for finder in sys.meta_path if not isinstance(finder, _LiteralEval))
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        # One of the older protocol, such as that of six before 1.16, has no such method.
+        finds = (getattr(finder, "find_spec", None) for finder in others)
+        specs = (find(fullname, path, target) for find in finds if find is not None)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             _give_eval_before_running(spec.loader)

@@ -205,6 +205,24 @@ def test_modules_that_are_imported_later(patched, tmp_path):
     patched.gives(["[1, 1]", "True"], import_late, folder=str(tmp_path))
 
 
+def import_beside_an_older_finder():
+    """What fairseq catches where an optional module is missing."""
+    import importlib
+    import sys
+
+    class Older:
+        def find_module(self, name, path=None):
+            return None
+
+    sys.meta_path.insert(1, Older())
+    importlib.import_module("fairseq.not_compiled")
+
+
+def test_a_finder_of_the_older_protocol_is_passed_over(bare, patched):
+    for process in (bare, patched):
+        process.gives(Fails("No module named", "ImportError"), import_beside_an_older_finder)
+
+
 # Where, and why that is left as it is.
 KNOWN = {
     "fairseq.data.fasta_dataset": "a path that would run a program is refused: see "
