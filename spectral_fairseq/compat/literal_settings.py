@@ -6,7 +6,8 @@ fairseq calls ``eval`` on settings in about twenty modules, many of them while i
 so that the settings of a checkpoint would run code. A name is looked up among the globals of its
 module before the builtins. So each module of fairseq gets a global ``eval``, those that are
 loaded now and, by a finder on ``sys.meta_path``, those that will be. Python's own ``eval`` stays
-as it is.
+as it is, also for a plugin that begins with ``from fairseq.tasks import *``: a module without
+``__all__`` gets one, which names what would be taken otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib.machinery
 import sys
 import types
 from importlib.abc import MetaPathFinder
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 from spectral_fairseq.checkpoints.literals import literal
 from spectral_fairseq.compat.patching import Patch
@@ -30,6 +31,32 @@ def _modules() -> Iterator[types.ModuleType]:
         spec = getattr(module, "__spec__", None)  # python -m fairseq_cli.train is __main__
         if (spec.name if spec is not None else name).partition(".")[0] in PACKAGES:
             yield module
+
+
+class _PublicNames(Sequence[str]):
+    """What ``import *`` takes of a module without ``__all__``, at the time, but for ``eval``.
+
+    Args:
+        space: the module's globals, to which an import of a submodule adds its name.
+    """
+
+    def __init__(self, space: Dict[str, Any]) -> None:
+        self._space = space
+
+    def _names(self) -> List[str]:
+        return [name for name in self._space if not name.startswith("_") and name != "eval"]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __getitem__(self, index: Union[int, slice]) -> Any:
+        return self._names()[index]
+
+
+def _give_eval(module: types.ModuleType) -> None:
+    space = module.__dict__
+    space["eval"] = literal
+    space.setdefault("__all__", _PublicNames(space))
 
 
 class _LiteralEval(MetaPathFinder):
@@ -57,7 +84,7 @@ def _give_eval_before_running(loader: Any) -> None:
     run = loader.exec_module
 
     def exec_module(module: types.ModuleType) -> None:
-        module.__dict__["eval"] = literal
+        _give_eval(module)
         run(module)
 
     loader.exec_module = exec_module
@@ -65,7 +92,7 @@ def _give_eval_before_running(loader: Any) -> None:
 
 def _install_literal_settings() -> str:
     for module in _modules():
-        module.__dict__["eval"] = literal
+        _give_eval(module)
     if not any(isinstance(finder, _LiteralEval) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LiteralEval())
     from fairseq import utils

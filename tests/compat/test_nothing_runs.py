@@ -205,6 +205,36 @@ def test_modules_that_are_imported_later(patched, tmp_path):
     patched.gives(["[1, 1]", "True"], import_late, folder=str(tmp_path))
 
 
+def import_everything(folder, modules):
+    """What a plugin takes with ``import *`` of each module, and what its ``eval`` is then."""
+    import importlib
+    import sys
+
+    sys.path.insert(0, folder)
+    found = {}
+    for number, module in enumerate(modules):
+        with open(f"{folder}/plugin{number}.py", "w") as file:
+            file.write(f"from {module} import *\nvalue = eval('len([1, 2])')\n")
+        importlib.invalidate_caches()
+        plugin = vars(importlib.import_module(f"plugin{number}"))
+        found[module] = [[name for name in plugin if not name.startswith("_")], plugin["value"]]
+    return found
+
+
+def test_a_plugin_that_imports_everything_keeps_its_own_eval(bare, patched, tmp_path):
+    """Of modules with ``__all__`` and without, loaded before the patch and after."""
+    modules = ["fairseq.utils", "fairseq.data", "fairseq.tasks", "fairseq.models.fconv_lm"]
+    modules += ["fairseq.models.bart", "fairseq.benchmark.dummy_lm"]
+    found, expected = (
+        one.call(import_everything, folder=str(tmp_path), modules=modules)
+        for one in (patched, bare)
+    )
+    for module in modules:
+        ours, theirs = set(found[module][0]), set(expected[module][0])
+        assert theirs <= ours and "eval" not in ours, module
+        assert found[module][1] == 2
+
+
 def import_beside_an_older_finder():
     """What fairseq catches where an optional module is missing."""
     import importlib
