@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import pickle
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.checkpoints.settings import check_settings
 from spectral_fairseq.checkpoints.stand_ins import restored
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, first_line
 
 # The modules that call torch.load; those of speech are not imported by every fairseq.
 _LOADERS = (
@@ -75,9 +77,8 @@ def _install_safe_loading() -> str:
     )()
     if hasattr(torch.serialization, "add_safe_globals"):  # for plugins that call torch.load
         torch.serialization.add_safe_globals(list(allowed_globals()))
-    if _takes(_Foreign()) or not _takes(argparse.Namespace()):
-        raise RuntimeError("it loads checkpoints in a way that is not known here")
-    return f"{len(allowed_globals())} names are allowed, all others refused; {changed}"
+    tried = _try()
+    return f"{len(allowed_globals())} names are allowed, all others refused; {changed}{tried}"
 
 
 class _Foreign:
@@ -91,10 +92,15 @@ def _rebuild_foreign() -> None:
     return None
 
 
-def _takes(value: Any) -> bool:
-    """Whether fairseq's loader takes a checkpoint with this value in it."""
-    from fairseq import checkpoint_utils
+def _try() -> str:
+    """Let fairseq's loader read a checkpoint that it should refuse, and one that it should take.
 
+    Returns:
+        Why that was not tried, if no file can be written; the patch is in force then, too.
+
+    Raises:
+        RuntimeError: it did otherwise.
+    """
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
     checkpoint = {
         "args": None,
@@ -102,15 +108,29 @@ def _takes(value: Any) -> bool:
         "model": {},
         "optimizer_history": [{**history, "num_updates": 0}],
         "extra_state": {"train_iterator": {"epoch": 1}},
-        "probe": value,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "probe.pt"
-        torch.save(checkpoint, path)
+    with contextlib.ExitStack() as stack:
         try:
-            checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        except (pickle.UnpicklingError, CheckpointError):
-            return False
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for name, value in (("foreign", _Foreign()), ("plain", argparse.Namespace())):
+                whole = io.BytesIO()
+                torch.save({**checkpoint, "probe": value}, whole)
+                (folder / name).write_bytes(whole.getvalue())
+        except OSError as error:
+            return f"; not tried, since no temporary file can be written ({first_line(error)})"
+        if _takes(folder / "foreign") or not _takes(folder / "plain"):
+            raise RuntimeError("it loads checkpoints in a way that is not known here")
+    return ""
+
+
+def _takes(path: Path) -> bool:
+    """Whether fairseq's loader takes a checkpoint."""
+    from fairseq import checkpoint_utils
+
+    try:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    except (pickle.UnpicklingError, CheckpointError):
+        return False
     return True
 
 

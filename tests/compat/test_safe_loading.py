@@ -1,8 +1,12 @@
 """Checkpoints are read without running code from them."""
 
+import tempfile
+
 import pytest
 import torch
 
+from spectral_fairseq.compat import Status, patching
+from spectral_fairseq.compat.safe_loading import SAFE_LOADING
 from spectral_fairseq.provenance import torch_release
 from tests.checkpoints.made import Payload
 from tests.compat.fairseq_process import Fails
@@ -118,6 +122,14 @@ def test_a_loader_that_asks_for_no_safety_gets_it(which, request, checkpoint, tm
     process.gives(expected, load_without_safety, path=str(evil), installed_again=is_patched)
     assert marker.exists() is not is_patched
     process.call(load_without_safety, path=str(checkpoint), installed_again=is_patched)
+
+
+def test_a_full_disk_is_no_unknown_fairseq(monkeypatch, tmp_path):
+    assert "not tried" not in patching._apply(SAFE_LOADING, None).detail
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    applied = patching._apply(SAFE_LOADING, None)
+    assert applied.status is Status.PATCHED
+    assert "not tried, since no temporary file" in applied.detail
 
 
 def a_dictionary_of_a_task(path):
