@@ -73,9 +73,10 @@ class ControlledTables:
         self._parts, self._given = parts, given
 
     def follow(self, cfg: Any) -> Optional[str]:
-        """Set ``svd_interval`` to 0 where nobody asked for renewal and a training cannot do it.
+        """Refuse a training that cannot control a table, and renew factors only where it can.
 
-        By default it is 0 as well where renewal is possible and the table would lose its rank.
+        ``svd_interval`` becomes 0 where nobody asked for renewal and a training cannot do it, or
+        where the table would lose its rank by it.
 
         Args:
             cfg: the configuration of the whole training.
@@ -84,8 +85,11 @@ class ControlledTables:
             What stands in the way of renewal, if ``svd_interval`` was set to 0.
 
         Raises:
-            UnsupportedError: renewal was asked for and is not possible.
+            UnsupportedError: a plain table is controlled or renewal was asked for, and that is not
+                possible.
         """
+        if self.rule.active:
+            refusals.CONTROL.check(cfg)
         if not self.svd_interval:
             return None
         asked_for = self._given.svd_interval is not None

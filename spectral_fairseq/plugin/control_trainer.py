@@ -18,7 +18,6 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, TypeVar
 
 import torch
 
-from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.functional.workers import Workers
@@ -59,8 +58,6 @@ def controls_of(trainer: Any) -> List[ControlledTables]:
                 obstacle,
             )
     active = [control for control in controls if control.rule.active or control.svd_interval]
-    if active:
-        refusals.CONTROL.check(trainer.cfg)
     if any(control.rule.active and control.is_default for control in active):
         logger.info(
             "the spectrum of the plain output table is controlled outside the optimiser (%s %g, "

@@ -60,7 +60,7 @@ class _Command:
             keep_freed_memory()
 
     def end(self) -> None:
-        """Put everything back as it was found."""
+        """Put back how products are computed; freed memory is kept until the process ends."""
         self._restore()
         self.products, self._restore = None, lambda: None
 
