@@ -26,6 +26,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -521,13 +522,16 @@ def try_models(args: argparse.Namespace) -> int:
     worse = False
     with contextlib.ExitStack() as stack:
         work = args.work_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not (work / "speech").exists():
-            work.mkdir(parents=True, exist_ok=True)
-            make_data(work)
+        data = work / "data"
+        if not (data / "whole").exists():
+            shutil.rmtree(data, ignore_errors=True)  # half of it, which a killed run has left
+            data.mkdir(parents=True)
+            make_data(data)
+            (data / "whole").touch()
         for name in args.models or [name for name in MODELS if name not in record["table"]]:
             place = re.sub(r"\W+", "_", name)
             bare, plugin = (
-                run_model(name, work, work / side / place, args.seconds, side == "plugin")
+                run_model(name, data, work / side / place, args.seconds, side == "plugin")
                 for side in ("bare", "plugin")
             )
             found = record["table"][name] = compared(bare, plugin)

@@ -48,6 +48,28 @@ def test_the_words_of_a_cell(bare, plugin, word):
     assert compared(*sides) == {**dict.fromkeys(COMMANDS, "neither"), "train": word}
 
 
+def test_data_that_a_killed_run_has_left_are_made_anew(tmp_path, monkeypatch):
+    made = []
+
+    def make(folder):
+        (folder / "speech").mkdir()
+        made.append(folder)
+        if len(made) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setattr(architectures, "make_data", make)
+    monkeypatch.setattr(architectures, "run_model", lambda *_: {})
+    monkeypatch.setattr(architectures, "write", lambda _: None)
+    monkeypatch.setattr(architectures, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(architectures, "versions", lambda: {"fairseq": "", "torch": ""})
+    argv = ["transformer", "--work-dir", str(tmp_path / "work")]
+    with pytest.raises(KeyboardInterrupt):
+        architectures.main(argv)
+    assert architectures.main(argv) == architectures.main(argv) == 0
+    assert len(made) == 2
+
+
 def test_a_model_that_cannot_be_trained_ends_no_run(tmp_path, monkeypatch):
     broken = MODELS["transformer"]._replace(flags="--encoder-layers many")
     monkeypatch.setitem(architectures.MODELS, "broken", broken)
