@@ -7,9 +7,10 @@ is before arguments are read, data is loaded or a checkpoint is opened, and agai
 every spawned worker. So functions may be replaced as module attributes: no caller has run yet,
 and fairseq's own callers look these functions up by attribute at the time of the call.
 
-``fairseq-hydra-train`` imports it at the top of ``main``, when ``infer_init_method`` and
-``call_main`` have run. What acts there comes too late: ``cpu_workers.py`` has a refusal and
-``plugin/products.py`` a choice for that case, and ``bfloat16.py`` is for other commands.
+``fairseq-hydra-train`` and the module ``hydra_validate`` import it at the top of ``main``, when
+``infer_init_method`` and ``call_main`` have run. What acts there comes too late: ``cpu_workers.py``
+has a refusal and ``plugin/products.py`` a choice for that case, and ``hydra_validate`` evaluates in
+float32 whatever ``common.bf16`` says.
 """
 
 from __future__ import annotations
