@@ -30,8 +30,7 @@ from studies.machine import check_installation
 from studies.multi30k_plan import BATCH, FINALS, TUNING_SEED, Plan, Training
 from studies.pages import with_generated
 from studies.running import Job, exit_status, no_progress, run_jobs
-from studies.significance import PairedT
-from studies.tables import flat, machine
+from studies.tables import Difference, flat, machine
 from studies.training import TrainingRun, versions
 from studies.training_data import ROOT
 from studies.translation import USER_DIR, TranslationProgress, read_translations
@@ -234,15 +233,18 @@ def plan_here(arguments: argparse.Namespace) -> Plan:
     return plan_of(records(), str(here), arguments.gpu)
 
 
-def compared() -> Dict[Tuple[str, str, str], PairedT]:
-    """Every comparison that has all its seeds, by the kind of machine and its two arms."""
-    found = {
-        (where, *pair): one.test
+def compared() -> Dict[Tuple[str, str, str], Difference]:
+    """Every comparison that has all its seeds, by the kind of machine and its two arms.
+
+    P is adjusted among the primary comparisons, and among the others.
+    """
+    return {
+        (where, *pair): one
         for where, plan in plans(records()).items()
         for pairs in (multi30k_plan.PRIMARY, multi30k_plan.SECONDARY)
         for pair, one in plan.comparisons(pairs).items()
+        if not math.isnan(one.test.p)
     }
-    return {pair: test for pair, test in found.items() if not math.isnan(test.p)}
 
 
 def train(arguments: argparse.Namespace) -> str:

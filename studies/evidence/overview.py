@@ -39,25 +39,22 @@ class Found(NamedTuple):
         return label(self.study, one.method) + against
 
 
-def all_comparisons(
-    studies: Mapping[str, Study], records: Mapping[str, Records], others: Sequence[float] = ()
-) -> List[Found]:
+def all_comparisons(studies: Mapping[str, Study], records: Mapping[str, Records]) -> List[Found]:
     """Every finished comparison, with plain or with another baseline; by study.
 
     Args:
         studies: by their names.
         records: those of each study.
-        others: p of the comparisons outside of these studies, for which p is adjusted as well.
     """
     started = {name: of for name, of in studies.items() if own_records(of, records[name])}
-    planned = sum(map(planned_comparisons, started.values())) + len(others)
+    planned = sum(map(planned_comparisons, started.values()))
     found = []
     for name, study in started.items():
         results = final_results(reached_stages(study, records[name]), records[name])
         for one in compare(study, results, {}, []):
             if one.seeds == len(study.seeds) and not one.is_refused:
                 found.append((name, study, one))
-    joint = joint_p([*(one.test.p for _, _, one in found), *others], planned)
+    joint = joint_p([one.test.p for _, _, one in found], planned)
     return [Found(*one, p, planned) for one, p in zip(found, joint)]
 
 

@@ -10,7 +10,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from studies import multi30k, tables
+from studies import tables
 from studies.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
 from studies.evidence.grid import STUDIES, Method, Recipe, Setting, Study
 from studies.evidence.overview import Found, all_comparisons, together_table
@@ -73,10 +73,8 @@ def all_records(results: Path) -> Dict[str, Records]:
 
 
 def compared(results: Path) -> List[Found]:
-    """The comparisons of all studies; p is adjusted for those on Multi30k as well."""
-    return all_comparisons(
-        STUDIES, all_records(results), [one.p for one in multi30k.compared().values()]
-    )
+    """The comparisons of all studies."""
+    return all_comparisons(STUDIES, all_records(results))
 
 
 def part(name: str, results: Path) -> str:
