@@ -6,10 +6,12 @@ with the records: the trainings of a step are known once those that decide about
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from studies import tables
+from studies.significance import PairedT
 from studies.text_tables import text_table
 
 Record = Mapping[str, Any]
@@ -54,6 +56,8 @@ SECONDARY = (
     *(("M", "D"), ("MW", "W"), ("MW", "M"), ("R", "D"), ("MW", "D, as long")),
     *(("label smoothing 0", "plain"), ("dropout 0.1", "plain")),
 )
+BLEU, OF_RAW_TEXT, LOSS = "bleu", ("raw_sacrebleu", "raw_chrf"), "valid_ppl"
+"""Figures of a record: what decides, and what stands beside it."""
 MATTERS = 0.5
 """BLEU on validation from which on a control is trained with more seeds."""
 
@@ -195,24 +199,26 @@ class Plan:
             decay = self.chosen["D"].options
             self._seeds("R", self.chosen["R"]._replace(options=decay), SEEDS[:3], "R-Drop")
         if {"D", "MW"} <= set(self.arms) and self._recorded([*self.arms["D"], *self.arms["MW"]]):
-            updates = 62 * round(UPDATES * self._time_of_both() / 62)
+            updates = 62 * round(UPDATES * self.time_ratio("MW", "D") / 62)
             longer = self.chosen["D"]._replace(updates=updates)
             self._seeds("D, as long", longer, SEEDS[:3], "equal time")
 
-    def _time_of_both(self) -> float:
-        """Processor time of an update of MW over that of D: the median over the seeds.
+    def time_ratio(self, label: str, baseline: str) -> float:
+        """Processor time of an arm's trainings over that of another's: the median over the seeds.
 
-        A record of an interrupted training may lack its time.
+        The time of a training of which a part was killed is not known; NaN where none is.
         """
-        pairs = [
-            (self.records[both.name], self.records[plain.name])
-            for both, plain in zip(self.arms["MW"], self.arms["D"])
+        times: List[Dict[int, float]] = [
+            {
+                one.seed: self.records[one.name]["processor_seconds"]
+                for one in self.arms[arm]
+                if "processor_seconds" in self.records[one.name]
+            }
+            for arm in (label, baseline)
         ]
-        return statistics.median(
-            float(both["processor_seconds"]) / float(plain["processor_seconds"])
-            for both, plain in pairs
-            if "processor_seconds" in both and "processor_seconds" in plain
-        )
+        longer, plain = times
+        ratios = [longer[seed] / plain[seed] for seed in longer if seed in plain]
+        return statistics.median(ratios) if ratios else math.nan
 
     def results(self) -> tables.Results:
         """The figures of the recorded seeds of each compared arm."""
@@ -221,14 +227,15 @@ class Plan:
             for one in trainings:
                 if one.name in self.records:
                     record = self.records[one.name]
-                    figures = {**tables.flat(record), "mean_bleu": mean_bleu(record)}
+                    means = {score: mean(record, score) for score in (BLEU, *OF_RAW_TEXT)}
+                    figures = {**tables.flat(record), **means}
                     found.setdefault(label, {})[one.seed] = figures
         return found
 
     def comparisons(
-        self, pairs: Sequence[Tuple[str, str]]
+        self, pairs: Sequence[Tuple[str, str]], figure: str = BLEU
     ) -> Dict[Tuple[str, str], tables.Difference]:
-        """The differences of mean BLEU, for the pairs that have all their seeds."""
+        """The differences of a figure, for the pairs that have all their seeds."""
         results = self.results()
         complete = [
             pair
@@ -236,12 +243,12 @@ class Plan:
             if all(self.arms.get(label) for label in pair)
             and all(len(results.get(label, ())) == len(self.arms[label]) for label in pair)
         ]
-        return tables.differences(results, complete, "mean_bleu", len(pairs))
+        return tables.differences(results, complete, figure, len(pairs))
 
 
-def mean_bleu(record: Record) -> float:
-    """Mean BLEU of the three test sets."""
-    return statistics.fmean(float(one["bleu"]) for one in record["tests"].values())
+def mean(record: Record, score: str) -> float:
+    """The mean of a score over the three test sets."""
+    return statistics.fmean(float(one[score]) for one in record["tests"].values())
 
 
 def plan_table(plan: Plan) -> str:
@@ -269,7 +276,7 @@ def arms_table(records: Sequence[Record]) -> str:
                 f"`{one['name']}`",
                 f"{one['valid_bleu']:.2f}",
                 *tests,
-                f"{mean_bleu(one):.2f}",
+                f"{mean(one, BLEU):.2f}",
                 f"{one['valid_ppl']:.3f}",
                 f"{hours:.2f}" if hours else "",
             ]
@@ -296,13 +303,28 @@ def penalty_sentence(records: Sequence[Record]) -> str:
 
 def comparison_table(plan: Plan) -> str:
     """The primary comparisons, adjusted for their number, then the secondary ones."""
+    beside = (*OF_RAW_TEXT, LOSS)
     rows = []
     for kind, pairs in (("primary", PRIMARY), ("secondary", SECONDARY)):
-        for (label, baseline), (test, p) in plan.comparisons(pairs).items():
-            interval = f"{test.mean:+.2f} ({test.low:+.2f} to {test.high:+.2f})"
-            adjusted = tables.p_text(p) if kind == "primary" else ""
-            rows.append([kind, f"{label} − {baseline}", interval, tables.p_text(test.p), adjusted])
+        others = [plan.comparisons(pairs, figure) for figure in beside]
+        for pair, (test, p) in plan.comparisons(pairs).items():
+            ratio = plan.time_ratio(*pair)
+            rows.append(
+                [
+                    f"{' − '.join(pair)}, {kind}",
+                    _interval(test),
+                    tables.p_text(test.p),
+                    tables.p_text(p) if kind == "primary" else "",
+                    *(_interval(found[pair].test) for found in others),
+                    "" if math.isnan(ratio) else f"{ratio:.2f}",
+                ]
+            )
     if not rows:
         return "No comparison has all its seeds yet.\n"
-    heads = ["comparison", "of", "mean BLEU", "p", f"Holm over {len(PRIMARY)}"]
+    heads = ["comparison", "mean BLEU", "p", f"Holm over {len(PRIMARY)}", "raw sacreBLEU"]
+    heads += ["raw chrF", "validation perplexity", "processor time, ratio"]
     return text_table(rows, heads, "pipe") + "\n"
+
+
+def _interval(test: PairedT) -> str:
+    return f"{test.mean:+.2f} ({test.low:+.2f} to {test.high:+.2f})"

@@ -37,7 +37,7 @@ from spectral_fairseq.formats.which_table import (
 
 ADVICE = (
     "Tune the weight decay first. Then give a small translation model the weight-norm "
-    "initialisation, and tune the weight decay again"
+    "initialisation, train it with Muon, and tune the weight decay and the rate again"
 )
 OF_LANGUAGE_MODELS = (
     "Tune the weight decay, over which no method of this package has a proven gain in language "
@@ -64,8 +64,8 @@ _NO_MEAN = {
     "table belongs to a model, docs/library.md has methods for its training",
 }
 _HOW = {
-    "fairseq": "--arch transformer_wn_iwslt_de_en, or another transformer_wn*",
-    "model": "weight_norm_(model, counts) before the optimiser is made",
+    "fairseq": "--optimizer muon, and --arch transformer_wn_iwslt_de_en or another transformer_wn*",
+    "model": "weight_norm_(model, counts) before the optimiser, Muon, is made",
 }
 _CONTROLLED = (
     "the table was trained with spectrum control, and what is left follows from the strength of "

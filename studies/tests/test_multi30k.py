@@ -2,12 +2,19 @@
 
 import itertools
 import json
+import re
 
 import pytest
 
 from studies import multi30k, multi30k_plan
 from studies.multi30k_plan import FINALS, SEEDS, TUNING_SEED, UPDATES, Plan
 from studies.pages import with_generated
+from studies.training_data import ROOT
+
+NAMES = {"W": "weight-norm initialisation", "MW": "Muon with the weight-norm initialisation"}
+
+
+SCORES = ("bleu", "raw_sacrebleu", "raw_chrf")
 
 
 def record(bleu, seed=TUNING_SEED, processor="one", seconds=100.0):
@@ -16,7 +23,8 @@ def record(bleu, seed=TUNING_SEED, processor="one", seconds=100.0):
         "seed": seed,
         "device": "cpu",
         "processor_seconds": seconds,
-        "tests": {name: {"bleu": bleu} for name in ("2016", "2017", "coco")},
+        "valid_ppl": 5.0,
+        "tests": {name: dict.fromkeys(SCORES, bleu) for name in ("2016", "2017", "coco")},
         "versions": {"processor": processor},
     }
 
@@ -99,7 +107,8 @@ def test_primary_comparisons_are_adjusted_for_two():
     smallest = min(found.values(), key=lambda one: one.test.p)
     assert smallest.adjusted_p == pytest.approx(2 * smallest.test.p)
     text = multi30k_plan.comparison_table(plan)
-    assert "W − D" in text and "MW − D, as long" in text
+    assert "W − D, primary" in text and "MW − D, as long, secondary" in text
+    assert plan.time_ratio("MW", "D") == 1.0 and "1.00" in text
 
 
 def test_two_kinds_of_processors_are_not_compared():
@@ -113,6 +122,16 @@ def test_two_kinds_of_processors_are_not_compared():
 def test_a_control_that_moves_validation_gets_fresh_seeds():
     plan = Plan(finished(lambda one: 39.0 if one.arm == "no_smoothing" else 40.0))
     assert {one.arm for one in plan.steps["controls, more seeds"]} == {"plain", "no_smoothing"}
+
+
+def test_the_figures_of_the_primary_comparisons_stand_in_the_evidence():
+    text = (ROOT / "docs" / "evidence.md").read_text("utf-8").replace("&nbsp;", " ")
+    (plan,) = multi30k.plans(multi30k.records()).values()
+    for (label, _), (test, p) in plan.comparisons(multi30k_plan.PRIMARY).items():
+        # The first table of the page is that of Multi30k.
+        row = re.findall(rf"^\| {NAMES[label]} \| (.*)$", text, re.MULTILINE)[0]
+        assert row.startswith(f"**{test.mean:+.2f}** ({test.low:.2f} to {test.high:.2f}) | {p:.3f}")
+        assert p < 0.05  # which the bold type says
 
 
 def test_the_page_has_what_the_program_says():
