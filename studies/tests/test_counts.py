@@ -136,7 +136,7 @@ DIFFERENCES = [
         "plain",
         1,
     ),
-    ("processor: +", "translation_muon_small", "muon_init", "weight_norm_init", 1),
+    ("initialisation alone: +", "translation_muon_small", "muon_init", "weight_norm_init", 1),
     ("Muon alone: +", "translation_muon_small", "muon", "plain", 1),
     ("Spectrum control: open, +", "translation_decay_small", "renewed", "plain", 1),
     ("31,000 pairs, d = 128: +", "translation_medium", "weight_norm_init", "plain", 1),
