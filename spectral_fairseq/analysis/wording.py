@@ -13,7 +13,7 @@ model are not trained any more, but can be processed: Mu, Viswanath (ICLR 2018,
 https://openreview.net/forum?id=HkuGJ3kCb) take the mean and the first principal components out of
 word2vec's and GloVe's. :data:`ADVICE` is what gained in this project's own trainings
 (docs/evidence.md), in the words of README and of the quickstart; a language model has another,
-since nothing gained there. What a checkpoint says of its training is not advised again.
+since nothing gained there. What is known of how a table was trained is not advised again.
 """
 
 from __future__ import annotations
@@ -252,5 +252,5 @@ def _advice(checkpoint: Mapping[str, Any], shared: bool, few: bool) -> str:
     if of_language:
         gains = OF_LANGUAGE_MODELS
     elif "weight norm" in trained_with:
-        gains = "Tune the weight decay"
+        gains = "Muon gains beside the weight-norm initialisation. Tune the weight decay"
     return f"{remedy}. A more even table is not by itself a better model. {gains}."

@@ -58,7 +58,8 @@ def refusing_to_train_alone(
         ConfigurationError: the settings of such a worker know of no other.
     """
     workers = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-    if workers > 1 and cfg.distributed_training.distributed_world_size == 1:
+    distributed = getattr(cfg, "distributed_training", cfg)  # an older script has a Namespace
+    if workers > 1 and distributed.distributed_world_size == 1:
         settings = {"world_size": workers, "init_method": "env://", "no_spawn": "true", "rank": -1}
         together = (f"distributed_training.distributed_{key}={settings[key]}" for key in settings)
         raise ConfigurationError(

@@ -219,8 +219,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             objective.penalties.check(inner)
             objective.control.check()
             self.log_spectrum.check(DecoderTable(objective.parts))
-            own_loss = objective.reported.own_loss or options.loss_form == "blockwise"
-            if self.report_accuracy and own_loss and not objective.likelihood.flag:
+            saves = options.loss_form == "blockwise"
+            saves |= options.loss_form == "auto" and objective.reported.own_loss
+            if self.report_accuracy and saves and not objective.likelihood.flag:
                 logger.warning(
                     "--report-accuracy makes the scores of all words, which the loss of this "
                     "output layer would do without; drop it where they take too much memory"

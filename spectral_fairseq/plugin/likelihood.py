@@ -33,9 +33,10 @@ LOSS_FORM = Option(
     "loss_form",
     "auto",
     "how the softmax's loss is computed: 'dense' holds the scores of tokens x words, 'blockwise' "
-    "does not, unless something needs them, and is equal up to rounding, 'auto' takes blocks on a "
-    "CPU, and with CUDA where the scores would not fit, or with R-Drop. With 'auto' mixtures and "
-    "the adaptive softmax take losses of their own, which hold no such scores either",
+    "does not and is equal up to rounding, 'auto' takes blocks on a CPU, with R-Drop, and with "
+    "CUDA where the scores would not fit; where something needs them, both hold them. With "
+    "'auto' mixtures and the adaptive softmax take losses of their own, which hold no such scores "
+    "either",
     choices=("auto", "blockwise", "dense"),
 )
 

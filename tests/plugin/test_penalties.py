@@ -227,6 +227,11 @@ def test_the_scores_that_an_accuracy_needs_are_warned_of(task, caplog):
         criterion = build_criterion(task, loss_form="blockwise", report_accuracy=accuracy)
         criterion.check_model(build_model(task))
         assert ("--report-accuracy" in caplog.text) is accuracy
+    caplog.clear()
+    for form in ("dense", "auto"):
+        criterion = build_criterion(task, loss_form=form, report_accuracy=True)
+        criterion.check_model(build_model(task, output_head="mos"))
+        assert ("--report-accuracy" in caplog.text) is (form == "auto")
 
 
 def test_the_spectrum_of_a_narrow_cone_is_logged_exactly(task):
