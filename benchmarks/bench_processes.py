@@ -263,6 +263,8 @@ def main() -> None:
                 write_data(partial, shape)
         log = args.work_dir / f"{name}-{shape.updates}.jsonl"
         recorded = whole_records(log)
+        with replacing(log) as whole:  # without half a line, which a killed run may have left
+            whole.write_text("".join(f"{json.dumps(run)}\n" for run in recorded), "utf-8")
         runs = [run for run in recorded if all(run.get(key) == what[key] for key in what)]
         done = {(run["method"], run["turn"]) for run in runs}
         print(f"{name}: {shape.what}; {shape.updates} updates a process", flush=True)
@@ -277,9 +279,8 @@ def main() -> None:
                     argv = command(shape, method, folder, args.ours)
                 found = measure(argv, args.keep_freed_memory)
                 runs.append({"method": method, "turn": turn, **what, **found})
-                recorded.append(runs[-1])
-                with replacing(log) as whole:
-                    whole.write_text("".join(f"{json.dumps(run)}\n" for run in recorded), "utf-8")
+                with open(log, "a", encoding="utf-8") as file:
+                    file.write(f"{json.dumps(runs[-1])}\n")
         results[name] = summary(runs, [*args.methods, *peers])
         print_table(
             [

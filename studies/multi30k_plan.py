@@ -58,6 +58,7 @@ SECONDARY = (
 )
 BLEU, OF_RAW_TEXT, LOSS = "bleu", ("raw_sacrebleu", "raw_chrf"), "valid_ppl"
 """Figures of a record: what decides, and what stands beside it."""
+SCORES = (BLEU, *OF_RAW_TEXT)
 MATTERS = 0.5
 """BLEU on validation from which on a control is trained with more seeds."""
 
@@ -199,7 +200,10 @@ class Plan:
             decay = self.chosen["D"].options
             self._seeds("R", self.chosen["R"]._replace(options=decay), SEEDS[:3], "R-Drop")
         if {"D", "MW"} <= set(self.arms) and self._recorded([*self.arms["D"], *self.arms["MW"]]):
-            updates = 62 * round(UPDATES * self.time_ratio("MW", "D") / 62)
+            ratio = self.time_ratio("MW", "D")
+            if math.isnan(ratio):
+                return
+            updates = 62 * round(UPDATES * ratio / 62)
             longer = self.chosen["D"]._replace(updates=updates)
             self._seeds("D, as long", longer, SEEDS[:3], "equal time")
 
@@ -227,7 +231,8 @@ class Plan:
             for one in trainings:
                 if one.name in self.records:
                     record = self.records[one.name]
-                    means = {score: mean(record, score) for score in (BLEU, *OF_RAW_TEXT)}
+                    scores = set.intersection(*map(set, record["tests"].values()))
+                    means = {score: mean(record, score) for score in {*SCORES} & scores}
                     figures = {**tables.flat(record), **means}
                     found.setdefault(label, {})[one.seed] = figures
         return found
@@ -235,13 +240,14 @@ class Plan:
     def comparisons(
         self, pairs: Sequence[Tuple[str, str]], figure: str = BLEU
     ) -> Dict[Tuple[str, str], tables.Difference]:
-        """The differences of a figure, for the pairs that have all their seeds."""
+        """The differences of a figure, for the pairs of which all seeds have it."""
         results = self.results()
         complete = [
             pair
             for pair in pairs
             if all(self.arms.get(label) for label in pair)
             and all(len(results.get(label, ())) == len(self.arms[label]) for label in pair)
+            and all(figure in run for label in pair for run in results[label].values())
         ]
         return tables.differences(results, complete, figure, len(pairs))
 
@@ -315,7 +321,7 @@ def comparison_table(plan: Plan) -> str:
                     _interval(test),
                     tables.p_text(test.p),
                     tables.p_text(p) if kind == "primary" else "",
-                    *(_interval(found[pair].test) for found in others),
+                    *(_interval(found[pair].test) if pair in found else "" for found in others),
                     "" if math.isnan(ratio) else f"{ratio:.2f}",
                 ]
             )

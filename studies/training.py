@@ -179,23 +179,22 @@ class TrainingRun:
 
     def training_ended(self, usage: Usage) -> None:
         """Record memory and processor time over all interruptions, and the end of a training."""
-        before = self._usage()
+        before, started = self._usage(), starts(self.log_text())
+        unseen = started - before.get("starts", 1 if before else 0) > 1
         peak = max(before.get("peak_bytes", 0), usage.peak_bytes)
         seconds = before.get("processor_seconds", 0.0) + usage.processor_seconds
-        ended = before.get("ended", 0) + 1
-        write_json(
-            self._usage_file,
-            {"peak_bytes": peak, "processor_seconds": round(seconds, 1), "ended": ended},
-        )
+        figures = {"peak_bytes": peak, "processor_seconds": round(seconds, 1)}
+        whole = before.get("whole", True) and not unseen
+        write_json(self._usage_file, {**figures, "starts": started, "whole": whole})
         if usage.exit_status == 0:
             self.work.mark_done(self.stamp, {})
 
     def usage_figures(self) -> Dict[str, Any]:
         """Peak memory and processor time so far; empty if a part of the training ended unseen."""
         figures = self._usage()
-        ended = figures.pop("ended", 0)
         # The log tells of each start, and what a killed run had begun was not measured.
-        return figures if ended >= starts(self.log_text()) else {}
+        seen, whole = figures.pop("starts", 1), figures.pop("whole", True)
+        return figures if whole and starts(self.log_text()) <= seen else {}
 
     def _usage(self) -> Dict[str, Any]:
         path = self._usage_file

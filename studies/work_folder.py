@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -45,15 +46,18 @@ class InheritableLock(UnixFileLock):
 
 
 @contextlib.contextmanager
-def alone_with(record: Path) -> Iterator[None]:
+def alone_with(record: Path, parser: argparse.ArgumentParser) -> Iterator[None]:
     """Keep other runs from a record, of which this one writes what it has read and what it adds.
 
-    Raises:
-        ConfigurationError: another run has it.
+    If another run has it, the program ends as with a wrong argument.
     """
     record.parent.mkdir(parents=True, exist_ok=True)
     lock = InheritableLock(record.with_suffix(".lock"), blocking=False)
-    with _held(lock, f"that writes {record}", "Wait for it to end."):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_held(lock, f"that writes {record}", "Wait for it to end."))
+        except ConfigurationError as error:
+            parser.error(str(error))
         yield
 
 

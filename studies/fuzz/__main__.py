@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from benchmarks.harness import whole_records
-from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.provenance import versions
 from studies.fuzz import data, files, forks, kills, training
 from studies.work_folder import alone_with, write_text
@@ -178,11 +177,8 @@ def main() -> int:
     )
     parser.add_argument("--page", action="store_true", help="write the counts into the page")
     args = parser.parse_args()
-    try:
-        with contextlib.suppress(KeyboardInterrupt), alone_with(args.record):
-            campaign(args.minutes, args.record, args.at_once)
-    except ConfigurationError as error:
-        parser.error(str(error))
+    with contextlib.suppress(KeyboardInterrupt), alone_with(args.record, parser):
+        campaign(args.minutes, args.record, args.at_once)
     lines = lines_of(args.record)
     print(summary(lines))
     if args.page:

@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Tuple
 
-from spectral_fairseq.errors import ConfigurationError
 from studies.matrix.cells import CELLS, EXISTING, NONE
 from studies.matrix.existing import Existing
 from studies.matrix.frameworks import FRAMEWORKS, HOST, Room
@@ -114,11 +113,8 @@ def main() -> int:
     unknown = set(args.cells) - set(CELLS)
     if unknown:
         parser.error(f"expected cells among {', '.join(CELLS)}; found {', '.join(unknown)}")
-    try:
-        with alone_with(RECORD):
-            return run(args)
-    except ConfigurationError as error:
-        parser.error(str(error))
+    with alone_with(RECORD, parser):
+        return run(args)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,7 +36,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.provenance import versions
 from studies.matrix.page import PAGE
 from studies.work_folder import alone_with, write_text
@@ -506,11 +505,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--work-dir", type=Path, help="for data and checkpoints")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for each command")
     args = parser.parse_args(argv)
-    try:
-        with alone_with(RECORD):
-            return try_models(args)
-    except ConfigurationError as error:
-        parser.error(str(error))
+    with alone_with(RECORD, parser):
+        return try_models(args)
 
 
 def try_models(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 import types
+from argparse import ArgumentParser
 
 import pytest
 
@@ -199,7 +200,7 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path):
 def test_a_second_campaign_on_a_record_is_refused(tmp_path, monkeypatch, capsys):
     record = tmp_path / "fuzz.jsonl"
     monkeypatch.setattr(sys, "argv", ["fuzz", "--minutes", "0", "--record", str(record)])
-    with work_folder.alone_with(record), pytest.raises(SystemExit):
+    with work_folder.alone_with(record, ArgumentParser()), pytest.raises(SystemExit):
         campaign.main()
     assert f"no other run that writes {record}" in capsys.readouterr().err
     assert not record.exists()

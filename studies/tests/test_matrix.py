@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from argparse import ArgumentParser
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_a_second_run_does_not_write_over_the_record(tmp_path, monkeypatch, caps
     for module in (matrix, architectures):
         monkeypatch.setattr(module, "RECORD", record)
         monkeypatch.setattr(sys, "argv", ["a program"])
-        with work_folder.alone_with(record), pytest.raises(SystemExit):
+        with work_folder.alone_with(record, ArgumentParser()), pytest.raises(SystemExit):
             module.main()
         assert f"no other run that writes {record}" in capsys.readouterr().err
 

@@ -197,7 +197,13 @@ def test_a_part_of_a_training_that_nobody_saw_end_makes_its_time_unknown(tmp_pat
     folder.mkdir()
     run = training.TrainingRun("one", WorkDir(tmp_path), folder, [], tmp_path, 1, 1, [])
     start = "2026-01-01 | INFO | fairseq_cli.train | training on 1 devices (GPUs/TPUs)\n"
-    (folder / "train.log").write_text(2 * start)
+    run.training_ended(running.Usage(1, peak_bytes=1, processor_seconds=0.5))  # before it began
+    (folder / "train.log").write_text(start)
+    run.training_ended(running.Usage(1, peak_bytes=3, processor_seconds=1.5))
+    assert run.usage_figures() == {"peak_bytes": 3, "processor_seconds": 2.0}
+    (folder / "train.log").write_text(2 * start)  # killed together with the run
+    assert run.usage_figures() == {}
+    (folder / "train.log").write_text(3 * start)
     run.training_ended(running.Usage(0, peak_bytes=3, processor_seconds=1.5))
     assert run.usage_figures() == {}
 
