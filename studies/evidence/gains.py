@@ -57,9 +57,9 @@ GROUPS: Tuple[Tuple[str, Tuple[Gain, ...]], ...] = (
     (
         "Software help, over plain with a tuned decay",
         (
-            Gain("Muon + initialisation, ≤ 1.3 × the time", MUON, "muon_init"),
+            Gain("Muon + initialisation, about 1.3 × the time", MUON, "muon_init"),
             Gain(f"{_START}, 20,000 updates", LONG, "weight_norm_init"),
-            Gain("Muon alone, ≤ 1.3 × the time", MUON, "muon"),
+            Gain("Muon alone, about 1.3 × the time", MUON, "muon"),
             Gain(_START, DECAY, "weight_norm_init"),
             Gain("weight-norm regularisation, no decay", METHODS, "weight_norm", DECAY),
             Gain(f"{_START}, 31,000 pairs", MEDIUM, "weight_norm_init"),
